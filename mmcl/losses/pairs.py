@@ -1,0 +1,72 @@
+"""Losses over pairs of embeddings. Pure functions that normalise nothing; natural logarithms throughout."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmcl.arrays import as_float_tensor, as_rows, full_precision, same_length, same_precision
+from mmcl.tables import lookup
+
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"mean": torch.mean, "none": lambda losses: losses}
+
+
+def info_nce(
+    query: Any, key: Any, negatives: Any = None, scale: float | Tensor = 1.0, reduction: str = "mean"
+) -> Float[Tensor, "..."]:
+    """Cross-entropy of finding each query's own key among its candidates, the key itself included.
+
+    Args:
+        query, key: (n, d), rows that belong together.
+        negatives: None for the other keys of the batch; (k, d) shared by all queries; (n, k, d) for each its own.
+        scale: inverse temperature.
+        reduction: "mean" over queries or "none" for (n,).
+    Returns: nats. Allocates O(n * candidates).
+    Raises: ValueError for shapes that do not fit, or a batch of one without negatives.
+    Source: van den Oord et al. 2018, eq. 4.
+    """
+    query = as_rows(query, "query")
+    rows = same_precision({"query": query, "key": as_rows(key, "key", query.shape[1])})
+    query, key = rows["query"], rows["key"]
+    if same_length(rows) == 0 and negatives is not None:
+        raise ValueError("no row to take the loss of")
+    reduce = lookup(REDUCTIONS, reduction, "reduction")
+    with full_precision(query.device):
+        if negatives is None:
+            refuse_lonely(len(query))
+            logits = scale * query @ key.T
+            own = torch.arange(len(query), device=query.device)
+        else:
+            logits = scale * torch.cat([(query * key).sum(1, keepdim=True), _against(query, negatives)], dim=1)
+            own = torch.zeros(len(query), dtype=torch.long, device=query.device)
+        return reduce(F.cross_entropy(logits, own, reduction="none"))
+
+
+def _against(query: Float[Tensor, "n d"], negatives: Any) -> Float[Tensor, "n k"]:
+    negatives = as_float_tensor(negatives, "negatives", query.device).to(query.dtype)
+    shared, own = negatives.ndim == 2, negatives.ndim == 3
+    if not (shared or own) or negatives.shape[-1] != query.shape[1] or (own and len(negatives) != len(query)):
+        n, d = query.shape
+        raise ValueError(f"negatives must be (k, {d}) or ({n}, k, {d}), got {tuple(negatives.shape)}")
+    if negatives.shape[-2] == 0:
+        raise ValueError("negatives hold no row; without a negative the loss is constantly 0")
+    return query @ negatives.T if shared else torch.einsum("nd,nkd->nk", query, negatives)
+
+
+def refuse_lonely(count: int) -> None:
+    """A batch of one has no negatives: its loss would be silently 0."""
+    if count < 2:
+        raise ValueError(f"a contrastive loss needs at least 2 rows, got {count}: a lone row has no negatives")
+
+
+def answer_among(
+    logits: Float[Tensor, "n candidates"], right: Bool[Tensor, "n candidates"] | None = None
+) -> Float[Tensor, " n"]:
+    """-log of the softmax mass on each row's right candidates (default: the diagonal), per row in nats."""
+    everything = logits.logsumexp(dim=1)
+    if right is None:
+        return everything - logits.diagonal()
+    return everything - logits.masked_fill(~right, -torch.inf).logsumexp(dim=1)
