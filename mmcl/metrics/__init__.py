@@ -1,0 +1,23 @@
+"""Metrics: pure functions from scores, embeddings or distributions to numbers."""
+
+from mmcl.metrics.retrieval import (
+    best_ranks,
+    mean_reciprocal_rank,
+    median_rank,
+    mrr_from_hits,
+    ndcg_at_k,
+    recall_at_k,
+    recall_from_hits,
+    retrieval_report,
+)
+
+__all__ = [
+    "best_ranks",
+    "mean_reciprocal_rank",
+    "median_rank",
+    "mrr_from_hits",
+    "ndcg_at_k",
+    "recall_at_k",
+    "recall_from_hits",
+    "retrieval_report",
+]
