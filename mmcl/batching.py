@@ -1,0 +1,169 @@
+"""Batches for training: read rows, prepare them by the model's encoders, find groups of equal answers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count as count_from
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from mmcl.arrays import refuse_unknown
+from mmcl.data import EQUAL, group_ids, modality_columns, refuse_missing_column, undecoded
+from mmcl.decode import RowError
+from mmcl.encoders.base import Inputs, take_rows
+from mmcl.model import MultimodalModel
+
+STREAM_BUFFER = 10_000
+"""Rows among which a stream is shuffled."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a dataset, prepared for a model."""
+
+    rows: list[int]
+    """Positions in the dataset (of a stream: since its start)."""
+    inputs: dict[str, Inputs]
+    groups: dict[str, Tensor]
+
+
+class BatchMaker(Dataset):
+    """Makes batches of a dataset's rows: read, prepare by the model's encoders, find groups of equal answers.
+
+    Args:
+        model: whose encoders prepare the raw values (on the CPU).
+        dataset: `datasets.Dataset` or `datasets.IterableDataset`.
+        columns: {modality: column}; default: columns named as the modalities.
+        groups: {modality: "equal" or a column}: rows that share the raw value, or that column's, are one answer.
+        cache: prepare every distinct raw value once and keep it in memory; for data that fit.
+        modalities: those to read; default: all of the model's.
+    """
+
+    def __init__(
+        self,
+        model: MultimodalModel,
+        dataset: Any,
+        columns: Mapping[str, str] | None = None,
+        groups: Mapping[str, str] | None = None,
+        cache: bool = False,
+        modalities: Sequence[str] | None = None,
+    ):
+        self.model = model
+        self.dataset = undecoded(dataset)
+        self.columns = modality_columns(dataset, modalities or model.modalities, columns)
+        refuse_unknown(groups or {}, model.modalities, "groups")
+        self.groups = {n: self.columns[n] if column == EQUAL else column for n, column in (groups or {}).items()}
+        for name, column in self.groups.items():
+            refuse_missing_column(dataset, column, f"groups of {name!r}")
+        self.count: int | None = len(dataset) if hasattr(dataset, "__len__") else None
+        self.cached: dict[str, tuple[Inputs, Tensor]] = {}
+        if cache and self.count is None:
+            raise ValueError("a stream cannot be cached; leave cache_inputs out")
+        if cache:
+            self.cached = {name: self._prepare_all(name) for name in self.columns}
+
+    def __getitem__(self, rows: list[int]) -> Batch:
+        """The batch of these rows of a map-style dataset."""
+        wanted = {*self.groups.values(), *(self.columns[n] for n in self.columns if n not in self.cached)}
+        return self.batch(rows, self.dataset.select_columns(sorted(wanted))[rows] if wanted else {})
+
+    def batch(self, rows: list[int], values: Mapping[str, list]) -> Batch:
+        """The batch of raw values {column: list}, whose positions are `rows`."""
+        inputs = {}
+        for name, column in self.columns.items():
+            if name in self.cached:
+                kept, position = self.cached[name]
+                inputs[name] = take_rows(kept, position[rows])
+            else:
+                inputs[name] = self.prepare(name, values[column], rows)
+        return Batch(rows, inputs, {name: group_ids(values[column]) for name, column in self.groups.items()})
+
+    def prepare(self, name: str, values: list, rows: Sequence[int]) -> Inputs:
+        """Inputs of one modality; ValueError names modality, column and the dataset's row."""
+        try:
+            return self.model.encoders[name].prepare(values)
+        except RowError as error:
+            column = "" if self.columns[name] == name else f" (column {self.columns[name]!r})"
+            raise ValueError(f"{name}{column}: {RowError(rows[error.row], error.reason)}") from error
+
+    def _prepare_all(self, name: str) -> tuple[Inputs, Tensor]:
+        """(inputs of the distinct values, position of each row among them)."""
+        values = self.dataset.with_format(None)[self.columns[name]][:]
+        _, first, position = np.unique(group_ids(values).numpy(), return_index=True, return_inverse=True)
+        return self.prepare(name, [values[row] for row in first], first.tolist()), torch.from_numpy(position)
+
+
+def planned_steps(
+    count: int | None, epochs: int, steps: int | None, batch_size: int, accumulate: int, world: int
+) -> tuple[int | None, int]:
+    """(optimiser steps an epoch, steps in all). ValueError for a stream without `steps`, or too few rows."""
+    if count is None:
+        if steps is None:
+            raise ValueError("a stream has no length: give `steps`")
+        return None, steps
+    batches = count // (batch_size * world)
+    if not batches:
+        need = f"batch_size {batch_size}" + (f" on {world} processes" if world > 1 else "")
+        raise ValueError(f"the dataset has {count} rows, too few for {need}")
+    per_epoch = max(1, batches // accumulate)
+    return per_epoch, steps or max(1, batches * epochs // accumulate)
+
+
+def batches(
+    maker: BatchMaker, batch_size: int, seed: int, workers: int, rank: int, world: int, start: int
+) -> Iterator[Batch]:
+    """Batches without end, from number `start` on; `workers` processes prepare them."""
+    if maker.count is None:
+        return islice(stream_batches(maker, batch_size, seed, rank, world), start, None)
+    order = islice(shuffled_batches(maker.count, batch_size, seed, rank, world), start, None)
+    if not workers:
+        return map(maker.__getitem__, order)
+    loader: DataLoader = DataLoader(
+        maker,
+        sampler=order,
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=keep,
+        multiprocessing_context="fork",
+        generator=torch.Generator(),  # its own, so that the global one is not touched
+    )
+    return iter(loader)
+
+
+def keep(batch: Any) -> Any:
+    """The batch as the maker made it."""
+    return batch
+
+
+def shuffled_batches(count: int, batch_size: int, seed: int, rank: int = 0, world: int = 1) -> Iterator[list[int]]:
+    """Rows of every batch of this rank, epoch after epoch without end; each epoch is a new order of all rows.
+
+    The rows that do not fill a global batch (batch_size * world) are left out of their epoch, others in each.
+    """
+    batches = count // (batch_size * world)
+    for epoch in count_from() if batches else ():
+        order = np.random.default_rng([seed, epoch]).permutation(count)
+        for batch in range(batches):
+            start = (batch * world + rank) * batch_size
+            yield order[start : start + batch_size].tolist()
+
+
+def stream_batches(maker: BatchMaker, batch_size: int, seed: int, rank: int, world: int) -> Iterator[Batch]:
+    """Full batches of this rank's part of a stream, shuffled in a buffer, pass after pass without end."""
+    from datasets.distributed import split_dataset_by_node
+
+    stream = maker.dataset.shuffle(seed=seed, buffer_size=STREAM_BUFFER)
+    stream = split_dataset_by_node(stream, rank, world) if world > 1 else stream
+    done = 0
+    for epoch in count_from():
+        stream.set_epoch(epoch)
+        before = done
+        for values in stream.iter(batch_size=batch_size, drop_last_batch=True):
+            yield maker.batch(list(range(done, done + batch_size)), values)
+            done += batch_size
+        if done == before:
+            raise ValueError(f"the stream has fewer rows than batch_size {batch_size}")

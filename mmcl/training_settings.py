@@ -1,0 +1,50 @@
+"""The settings of `mmcl.fit`, in a module that costs nothing to import."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from mmcl.settings import Settings
+
+
+class FitSettings(Settings):
+    """How `fit` trains; in recipes the table [train]."""
+
+    loss: str = "contrastive"
+    """A name of `mmcl.losses.TUPLE_LOSSES`."""
+    loss_options: dict[str, Any] = Field(default_factory=dict)
+    """Of that loss, such as guess, candidates, block_size, negatives."""
+    epochs: int = Field(5, ge=1)
+    """Passes over the data. Rows that do not fill a batch are left out of their epoch, others in each."""
+    steps: int | None = Field(None, ge=1)
+    """Optimiser steps, in place of epochs; a stream needs it."""
+    batch_size: int = Field(256, ge=2)
+    """Rows a process and forward pass. With the contrastive loss the rows of all processes are candidates."""
+    lr: float = Field(1e-3, gt=0)
+    """Peak of the rate, after a linear warm-up; then a cosine down to 0."""
+    warmup: float = Field(0.1, ge=0, lt=1)
+    """Share of the steps."""
+    weight_decay: float = Field(0.1, ge=0)
+    """AdamW's, on weight matrices of the encoders alone: never on w, scales, biases and norms."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """AdamW's."""
+    clip_norm: float | None = Field(1.0, gt=0)
+    """Largest gradient norm; None for no clipping."""
+    accumulate: int = Field(1, ge=1)
+    """Batches whose gradients are averaged before a step. This does not add negatives."""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Mixed precision of the encoders; scores and losses stay float32."""
+    seed: int = Field(0, ge=0)
+    """Of batch order, dropout, noise and shuffles; the caller's generators are left as they were."""
+    workers: int = Field(0, ge=0)
+    """Processes that read and decode."""
+    cache_inputs: bool = False
+    """Prepare every distinct raw value once and keep it in memory; for data that fit."""
+    validate_every: int | None = Field(None, ge=1)
+    """Optimiser steps; None for once an epoch. Always at the end."""
+    validation_rows: int = Field(1000, ge=2)
+    """First rows of the validation data that are ranked against each other (memory grows with the square)."""
+    checkpoint_every: int | None = Field(None, ge=1)
+    """Optimiser steps; None for the end and Ctrl-C alone."""
+    report_every: int = Field(10, ge=1)
+    """Optimiser steps a record of the history."""
