@@ -1,0 +1,6 @@
+"""An index of tuples: one raw inner product retrieves them from any subset of the other modalities."""
+
+from mmcl.index.hits import Hits
+from mmcl.index.tuple_index import TupleIndex
+
+__all__ = ["Hits", "TupleIndex"]

@@ -1,0 +1,160 @@
+"""What an index is built from, as blocks of embeddings: arrays, raw values, datasets, embedding shards."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from mmcl.arrays import refuse_bad_rows, refuse_unknown, same_length
+from mmcl.index.values import as_embeddings, encode, is_encoded, row_count, take
+from mmcl.scores import Score
+
+BLOCK_ROWS = 65536
+RAW_ROWS = 256
+"""Raw values are encoded, and datasets decoded, so many at a time."""
+
+Block = tuple[dict[str, Tensor], pa.Table | None]
+"""{modality: (rows, d) float32}, and their metadata where the source brings it along."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Checked items: which modalities, how many rows, and the blocks of embeddings in order."""
+
+    modalities: tuple[str, ...]
+    count: int
+    blocks: Iterable[Block]
+    metadata: pa.Table | None = None
+    fingerprint: str | None = None
+    """Of the model that made the embeddings; None where unknown."""
+
+
+def open_source(items: Any, score: Score, model: Any, modalities: Any, encoded: Any) -> Source:
+    """The source behind `items`; see `TupleIndex.build` for what they may be."""
+    if isinstance(items, str | Path):
+        return shards_source(items, score, modalities)
+    if isinstance(items, Mapping) and not is_dataset(items, "DatasetDict"):
+        return mapping_source(items, score, model, modalities, encoded)
+    if is_dataset(items, "Dataset"):
+        return dataset_source(items, score, model, modalities, encoded)
+    if is_dataset(items, "DatasetDict"):
+        raise ValueError(f"items is a DatasetDict with the splits {sorted(map(str, items))}; pass one of them")
+    raise ValueError(
+        "items must be {modality: embeddings}, a datasets.Dataset (with a model) or a folder of embedding shards, "
+        f"got {type(items).__name__}"
+    )
+
+
+def mapping_source(items: Mapping[str, Any], score: Score, model: Any, modalities: Any, encoded: Any) -> Source:
+    """{modality: (n, d) embeddings, or raw values for the model}."""
+    names = item_modalities(items, score, modalities, "items")
+    values = {name: items[name] for name in names}
+    ready = {name: is_encoded(values[name], name, score.dim, model, encoded) for name in names}
+    count = same_length({name: range(row_count(value, name)) for name, value in values.items()})
+
+    def blocks() -> Iterator[Block]:
+        size = BLOCK_ROWS if all(ready.values()) else RAW_ROWS
+        for start in range(0, count, size):
+            block = {name: take(value, start, start + size) for name, value in values.items()}
+            yield checked_block(block, ready, score, model, start), None
+        if not count:  # shapes are checked all the same
+            checked_block(values, ready, score, model, 0)
+
+    return Source(names, count, blocks())
+
+
+def dataset_source(dataset: Any, score: Score, model: Any, modalities: Any, encoded: Any) -> Source:
+    """A `datasets.Dataset`: columns named as modalities are encoded, others of single values are metadata."""
+    from mmcl.data import undecoded
+    from mmcl.embedding import plain_columns
+
+    if model is None and not encoded:
+        raise ValueError("a dataset is encoded by a model; pass the model in place of the score, or encoded=True")
+    present = [name for name in score.modalities if name in dataset.column_names]
+    names = item_modalities(present, score, modalities, "the dataset")
+    rest = [name for name in plain_columns(dataset) if name not in names]
+    metadata = dataset.select_columns(rest).with_format("arrow")[:] if rest else None
+
+    def blocks() -> Iterator[Block]:
+        start = 0
+        ready: dict[str, bool] = {}
+        for values in undecoded(dataset.select_columns(list(names))).iter(batch_size=RAW_ROWS):
+            ready = ready or {name: is_encoded(values[name], name, score.dim, model, encoded) for name in names}
+            block = checked_block(values, ready, score, model, start)
+            start += len(block[names[0]])
+            yield block, None
+
+    return Source(names, len(dataset), blocks(), metadata)
+
+
+def shards_source(folder: str | Path, score: Score, modalities: Any) -> Source:
+    """A folder of embedding shards, with its metadata."""
+    from mmcl.shards import open_shards
+
+    shards = open_shards(folder)
+    names = item_modalities(shards.modalities, score, modalities, str(folder))
+    chosen = shards.select(names)
+
+    def blocks() -> Iterator[Block]:
+        start = 0
+        for embeddings, metadata in chosen:
+            block = checked_block(embeddings, dict.fromkeys(names, True), score, None, start)
+            start += len(block[names[0]])
+            yield block, metadata
+
+    return Source(names, chosen.rows(), blocks(), fingerprint=chosen.fingerprint)
+
+
+def item_modalities(present: Iterable[str], score: Score, modalities: Any, where: str) -> tuple[str, ...]:
+    """Those to be fused, in the score's order: some and not all of the score's."""
+    present = list(present)
+    if isinstance(modalities, str):
+        modalities = (modalities,)
+    chosen = present if modalities is None else list(modalities)
+    refuse_unknown(chosen, score.modalities, where if modalities is None else "modalities")
+    missing = [name for name in chosen if name not in present]
+    if missing:
+        raise KeyError(f"{where} has no modality {missing[0]!r}; it has {present}")
+    if not chosen:
+        raise ValueError(f"{where} has none of the modalities {list(score.modalities)}")
+    if set(chosen) == set(score.modalities):
+        raise ValueError(
+            f"{sorted(chosen)} are all the modalities, and none is left to search by; choose those to store with "
+            f"modalities=(...), some of {list(score.modalities)}"
+        )
+    return tuple(name for name in score.modalities if name in chosen)
+
+
+def checked_block(
+    values: Mapping[str, Any], ready: Mapping[str, bool], score: Score, model: Any, start: int
+) -> dict[str, Tensor]:
+    """{modality: (rows, d) float32 on the CPU}; errors count rows from `start`."""
+    raw = {name: value for name, value in values.items() if not ready[name]}
+    rows = {name: as_embeddings(value, name, score.dim) for name, value in values.items() if ready[name]}
+    rows |= encode(model, raw, score.dim, start) if raw else {}
+    for name, part in rows.items():
+        refuse_bad_rows(part, name, start)
+    same_length(rows)
+    return {name: rows[name] for name in values}
+
+
+@torch.no_grad()
+def fused_block(score: Score, block: Mapping[str, Tensor], start: int) -> Float32[Tensor, "rows width"]:
+    """(rows, width) item vectors; ValueError where the embeddings' product is not finite in float32."""
+    fused = score.item_vectors(block).float()
+    bad = (~torch.isfinite(fused).all(dim=1)).nonzero()
+    if len(bad):
+        raise ValueError(f"row {int(bad[0]) + start}: {list(block)} fuse to a vector that is not finite in float32")
+    return fused
+
+
+def is_dataset(items: Any, name: str) -> bool:
+    """Whether `items` is a `datasets.<name>`; whoever passes one has imported the library, which is slow to import."""
+    library = sys.modules.get("datasets")
+    return library is not None and isinstance(items, getattr(library, name))

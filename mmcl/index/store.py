@@ -1,0 +1,170 @@
+"""An index on disk: versions side by side, a manifest that names the one that counts, checksums of every file.
+
+path/
+  manifest.json         format, version, what the index is, size and SHA-256 of every file, SHA-256 of itself
+  v-<unique>/           score.safetensors, index.faiss, items.parquet
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mmcl import __version__
+
+FORMAT = "mmcl.tuple_index"
+FORMAT_VERSION = 1
+MANIFEST, DRAFT, LOCK = "manifest.json", ".manifest.json.draft", ".lock"
+FILES = ("score.safetensors", "index.faiss", "items.parquet")
+VERSION = re.compile(r"v-[0-9a-f]{32}")
+NO_DIGEST = "0" * 64
+
+Loaded = TypeVar("Loaded")
+
+
+def write_version(path: Path, writers: Mapping[str, Callable[[Path], None]], about: Mapping[str, Any]) -> None:
+    """Write a new version beside the old one, switch to it in one step, remove the old.
+
+    Killed at any point, the folder still loads: as the old version before the switch, as the new one after.
+
+    Args:
+        path: of the index; made where missing, refused where it holds anything else.
+        writers: {file name: what writes it}, exactly `FILES`.
+        about: what the manifest says besides versions and checksums, JSON-serialisable.
+    """
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file; an index is saved as a folder")
+    path.mkdir(parents=True, exist_ok=True)
+    refuse_foreign_folder(path)
+    with locked(path):
+        folder = path / f"v-{uuid.uuid4().hex}"
+        try:
+            write_files(folder, writers)
+            head = {"format": FORMAT, "format_version": FORMAT_VERSION, "mmcl_version": __version__}
+            files = {name: {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in FILES}
+            write_manifest(path, {**head, "version": folder.name, **about, "files": files})
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        sync(path)
+        for old in path.iterdir():
+            if VERSION.fullmatch(old.name) and old.name != folder.name:
+                shutil.rmtree(old)
+
+
+def read_version(path: Path, read: Callable[[Path, dict[str, Any]], Loaded]) -> Loaded:
+    """`read(folder, manifest)` of the current version, after its checksums; again if a writer switched meanwhile."""
+    while True:
+        manifest = read_manifest(path)
+        folder = path / manifest["version"]
+        try:
+            check_files(folder, manifest["files"])
+            return read(folder, manifest)
+        except (OSError, ValueError):
+            if read_manifest(path)["version"] == manifest["version"]:
+                raise
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of the index at `path`.
+
+    Raises: FileNotFoundError where there is no index; ValueError naming the file where it is broken, of something
+        else, or of another format version.
+    """
+    file = path / MANIFEST
+    if not file.is_file():
+        raise FileNotFoundError(f"no index at {path}: it has no {MANIFEST}")
+    content = file.read_bytes()
+    try:
+        manifest = json.loads(content)
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ValueError(f"{file} is not the manifest of an index")
+    if manifest.get("format_version") != FORMAT_VERSION:
+        found = manifest.get("format_version")
+        raise ValueError(f"{file} has format version {found!r}; this mmcl ({__version__}) reads {FORMAT_VERSION}")
+    digest = str(manifest.get("sha256"))
+    if content_digest(content.replace(digest.encode(), NO_DIGEST.encode())) != digest:
+        raise ValueError(f"{file} is damaged: its SHA-256 differs from the one it states")
+    return manifest
+
+
+def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """ValueError that names the first file which is missing, of another size, or of other content."""
+    for name in FILES:
+        file, stated = folder / name, files[name]
+        if not file.is_file():
+            raise ValueError(f"{file} is missing")
+        size = file.stat().st_size
+        if size != stated["size"]:
+            raise ValueError(f"{file} is damaged: it has {size} bytes, the manifest says {stated['size']}")
+        if sha256(file) != stated["sha256"]:
+            raise ValueError(f"{file} is damaged: its SHA-256 differs from the manifest's")
+
+
+def refuse_foreign_folder(path: Path) -> None:
+    """ValueError where the folder holds neither an index nor only what a killed first save left."""
+    if (path / MANIFEST).exists():
+        read_manifest(path)
+        return
+    foreign = sorted(
+        entry.name for entry in path.iterdir() if entry.name not in (DRAFT, LOCK) and not VERSION.fullmatch(entry.name)
+    )
+    if foreign:
+        raise ValueError(f"{path} holds something else than an index ({foreign[0]!r}); choose another folder")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Two writers take turns: each would take the other's unfinished version for a leftover."""
+    from filelock import FileLock
+
+    with FileLock(str(path / LOCK)):
+        yield
+
+
+def write_files(folder: Path, writers: Mapping[str, Callable[[Path], None]]) -> None:
+    """All files of a version, on the disk itself before this returns."""
+    folder.mkdir()
+    for name in FILES:
+        writers[name](folder / name)
+        sync(folder / name)
+    sync(folder)
+
+
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Switch to a version: the manifest is replaced in one step. It states the SHA-256 of itself with zeros there."""
+    text = json.dumps({**manifest, "sha256": NO_DIGEST}, indent=2)
+    text = text.replace(NO_DIGEST, content_digest(text.encode()))
+    (path / DRAFT).write_bytes(text.encode())
+    sync(path / DRAFT)
+    os.replace(path / DRAFT, path / MANIFEST)
+
+
+def sync(path: Path) -> None:
+    """Have the file or folder on the disk, not only in the system's memory."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no folders
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(file: Path) -> str:
+    """Hex digest of a file."""
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def content_digest(content: bytes) -> str:
+    """Hex digest of bytes."""
+    return hashlib.sha256(content).hexdigest()
