@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
+from huggingface_hub.errors import HFValidationError
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
@@ -141,6 +142,28 @@ class MultimodalModel(
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    @classmethod
+    def from_pretrained(cls, source: Any, **options: Any) -> "MultimodalModel":
+        """The model that `save_pretrained` wrote, in evaluation mode.
+
+        Args:
+            source: its folder, or a hub id.
+            options: encoders={modality: module} for those that were the user's own modules, with the same weights'
+                names; of huggingface_hub: revision, cache_dir, token, local_files_only, force_download.
+        Raises: FileNotFoundError where there is none; ValueError for another format or weights that do not fit.
+        """
+        if Path(source).is_dir():
+            read_config(Path(source))  # before huggingface_hub looks elsewhere for what is missing here
+        try:
+            return super().from_pretrained(source, **options)
+        except (OSError, HFValidationError) as error:
+            if Path(source).is_dir():
+                raise
+            reason = str(error).splitlines()[0]
+            raise FileNotFoundError(
+                f"no model at {str(source)!r}: no such folder, and not on the hub ({reason})"
+            ) from error
 
     def _save_pretrained(self, save_directory: Path) -> None:
         for name, encoder in self.encoders.items():

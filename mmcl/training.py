@@ -100,14 +100,15 @@ def fit(
                 reporter.add(value.detach(), len(batch.rows))
             schedule.step()
             model.score.clamp_scales_()
-            stop = step == total or interrupted()
+            broken_off = interrupted() and step < total  # read once, so that what follows agrees on it
+            stop = broken_off or step == total
             if stop or step % s.report_every == 0:
                 reporter.record(step, float(schedule.get_last_lr()[0]))
             if validation is not None and (stop or step % (s.validate_every or per_epoch or total) == 0):
                 reporter.add_validation(step, validate(model, validation, columns, groups, s.validation_rows, s.seed))
             if stop or (s.checkpoint_every and step % s.checkpoint_every == 0):
                 store.save(step, model, optimiser, schedule, reporter)
-            if interrupted() and step < total:
+            if broken_off:
                 raise KeyboardInterrupt(f"stopped after step {step} of {total}{store.hint()}")
     model.eval()
     store.save_final(model)

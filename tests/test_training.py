@@ -69,12 +69,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(data, tmp_path, mo
     whole = make(noise=0.1, dropout=0.1)
     straight = train(whole, data, **options)
 
-    def interrupt_at_step_seven(self, step, lr, kept=training.Reporter.record):
-        kept(self, step, lr)
-        if step == 7:
+    sent = []
+
+    def interrupt_at_step_seven(self, loss, rows, kept=training.Reporter.add):
+        kept(self, loss, rows)
+        if len(self.history) == 6 and not sent:
+            sent.append(True)  # a second Ctrl-C would stop at once
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(training.Reporter, "record", interrupt_at_step_seven)
+    monkeypatch.setattr(training.Reporter, "add", interrupt_at_step_seven)
     run = {"out": tmp_path / "run", "report_every": 1, **options}
     broken = make(noise=0.1, dropout=0.1)
     with pytest.raises(KeyboardInterrupt, match=r"stopped after step 7 of \d+; checkpoint .*--resume"):

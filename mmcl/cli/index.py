@@ -1,0 +1,97 @@
+"""mmcl index build | search | info | verify"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmcl.cli.common import JsonOption, quiet_libraries, raw_values, show
+
+app = typer.Typer(help="Build and ask indexes of tuples.", no_args_is_help=True)
+IndexPath = Annotated[Path, typer.Argument(help="Folder of an index.")]
+
+
+@app.command()
+def build(
+    recipe: Annotated[Path, typer.Argument(help="An index recipe (TOML); its keys: `mmcl list recipes`.")],
+    out: Annotated[str | None, typer.Option(help="Folder of the index, in place of the recipe's.")] = None,
+    as_json: bool = JsonOption,
+) -> None:
+    """Fuse embedding shards into an index, as a recipe says.
+
+    Example:
+
+        mmcl index build indexes/demo.toml
+    """
+    from mmcl.jobs import index_folder, index_job
+    from mmcl.recipes import IndexRecipe, read_recipe
+
+    quiet_libraries()
+    index = index_job(recipe, out)
+    folder = out or index_folder(recipe, read_recipe(recipe, IndexRecipe))
+    show({"out": folder, **index.info()}, as_json, [f"{len(index)} tuples in {folder}"])
+
+
+@app.command()
+def search(
+    path: IndexPath,
+    query: Annotated[list[str], typer.Option(help="MODALITY=VALUE: text, a file, or [numbers]; repeat it.")],
+    model: Annotated[str, typer.Option(help="Folder of the model that encodes the query.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Tuples to return.")] = 10,
+    nprobe: Annotated[int | None, typer.Option(min=1, help="IVF lists to visit.")] = None,
+    as_json: bool = JsonOption,
+) -> None:
+    """Find the tuples that score highest with a query.
+
+    Examples:
+
+        mmcl index search demo/index --model demo/model --query text=seven -k 5
+
+        mmcl index search photos --model runs/a/model --query text="a dog barks" --query audio=bark.wav
+    """
+    from mmcl.index import TupleIndex
+    from mmcl.model import MultimodalModel
+
+    quiet_libraries()
+    index = TupleIndex.load(path, model=MultimodalModel.from_pretrained(model))
+    values = raw_values(query, "--query")
+    options: dict[str, Any] = {} if nprobe is None else {"nprobe": nprobe}
+    answers = list(index.search(values, k=k, encoded=False, **options))
+    found = [[{"id": i, "score": float(s), **m} for i, s, m in answer] for answer in answers]
+    lines = [
+        "  ".join([f"{rank:>3}. {i}", f"{s:.4f}", *(f"{name}={value}" for name, value in m.items())])
+        for answer in answers
+        for rank, (i, s, m) in enumerate(answer, start=1)
+    ]
+    show({"kind": "score", "hits": found if len(found) > 1 else found[0]}, as_json, lines or ["no tuple found"])
+
+
+@app.command()
+def info(path: IndexPath, as_json: bool = JsonOption) -> None:
+    """Say what an index holds.
+
+    Example:
+
+        mmcl index info demo/index --json
+    """
+    from mmcl.index import TupleIndex
+
+    told = TupleIndex.load(path).info()
+    show(told, as_json, [f"{name}: {value}" for name, value in told.items()])
+
+
+@app.command()
+def verify(path: IndexPath, as_json: bool = JsonOption) -> None:
+    """Check every file of an index against its checksum; exit code 1 names the one that differs.
+
+    Example:
+
+        mmcl index verify demo/index
+    """
+    from mmcl.index import TupleIndex
+
+    index = TupleIndex.load(path)
+    index.verify()
+    show(
+        {"path": str(path), "count": len(index), "ok": True}, as_json, [f"{path}: {len(index)} tuples, all files right"]
+    )

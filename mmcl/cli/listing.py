@@ -1,0 +1,83 @@
+"""mmcl list"""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from mmcl.cli.common import JsonOption, show
+from mmcl.tables import lookup
+
+
+def list_names(
+    table: Annotated[str, typer.Argument(help="encoders, losses, scores or recipes.")],
+    as_json: bool = JsonOption,
+) -> None:
+    """Show the names that recipes and functions take, with their options.
+
+    Examples:
+
+        mmcl list encoders
+
+        mmcl list recipes --json
+    """
+    rows = lookup(TABLES, table, "table")()
+    lines = [line for name, row in rows.items() for line in described(name, row)]
+    show(rows, as_json, lines)
+
+
+def described(name: str, row: dict[str, Any]) -> list[str]:
+    """A name, what it is, and its options."""
+    return [f"{name}: {row['about']}", *(f"    {option} = {default}" for option, default in row["options"].items()), ""]
+
+
+def function_row(function: Any) -> dict[str, Any]:
+    """First line of the docstring, and {option: default}."""
+    parameters = inspect.signature(function).parameters.values()
+    options = {p.name: "(required)" if p.default is p.empty else repr(p.default) for p in parameters}
+    return {"about": (inspect.getdoc(function) or "").splitlines()[0], "options": options}
+
+
+def encoders() -> dict[str, Any]:
+    from mmcl.encoders import ENCODERS
+
+    return {name: function_row(function) for name, function in ENCODERS.items()}
+
+
+def losses() -> dict[str, Any]:
+    from mmcl.losses import TUPLE_LOSSES
+
+    return {name: function_row(function) for name, function in TUPLE_LOSSES.items()}
+
+
+def scores() -> dict[str, Any]:
+    from mmcl.scores import SCORES
+
+    return {name: function_row(kind) for name, kind in SCORES.items()}
+
+
+def recipes() -> dict[str, Any]:
+    from mmcl.recipes import RECIPES
+
+    return {name: {"about": kind.__doc__, "options": recipe_keys(kind)} for name, kind in RECIPES.items()}
+
+
+def recipe_keys(kind: Any, prefix: str = "") -> dict[str, str]:
+    """{key: default and meaning}, tables inside included."""
+    keys: dict[str, str] = {}
+    for name, field in kind.model_fields.items():
+        if hasattr(field.annotation, "model_fields"):
+            keys |= recipe_keys(field.annotation, f"{prefix}{name}.")
+            continue
+        default = "(required)" if field.is_required() else repr(field.get_default(call_default_factory=True))
+        keys[prefix + name] = f"{default}    {field.description}"
+    return keys
+
+
+TABLES: dict[str, Callable[[], dict[str, Any]]] = {
+    "encoders": encoders,
+    "losses": losses,
+    "scores": scores,
+    "recipes": recipes,
+}

@@ -1,0 +1,37 @@
+"""mmcl train"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmcl.cli.common import JsonOption, quiet_libraries, show
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A train recipe (TOML); its keys: `mmcl list recipes`.")],
+    resume: Annotated[bool, typer.Option(help="Go on from the run's last checkpoint.")] = False,
+    log: Annotated[str | None, typer.Option(help="'tensorboard' writes OUT/tensorboard.")] = None,
+    as_json: bool = JsonOption,
+) -> None:
+    """Train the model that a recipe describes.
+
+    Ctrl-C writes a checkpoint and ends with exit code 130; go on with --resume.
+
+    Examples:
+
+        mmcl train recipe.toml
+
+        mmcl train recipe.toml --log tensorboard
+
+        mmcl train recipe.toml --resume
+    """
+    from mmcl.jobs import train_job
+    from mmcl.recipes import TrainRecipe, beside, read_recipe
+
+    quiet_libraries()
+    result = train_job(recipe, resume, log, progress=not as_json)
+    model = str(Path(beside(recipe, read_recipe(recipe, TrainRecipe).out)) / "model")
+    last = {name: value for record in result.history[-2:] for name, value in record.items()}
+    lines = [f"{result.steps} steps", *(f"{name} {value:.4g}" for name, value in last.items() if name != "step")]
+    show({"steps": result.steps, "model": model, **last}, as_json, [", ".join(lines), f"model in {model}"])

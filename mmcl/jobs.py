@@ -1,0 +1,98 @@
+"""What a recipe asks for, done by the same functions that a program calls."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmcl.data import load_data, modality_columns
+from mmcl.encoders import ENCODERS
+from mmcl.model import MultimodalModel
+from mmcl.recipes import IndexRecipe, TrainRecipe, beside, read_recipe, source_beside
+from mmcl.scores import SCORES, load_score
+from mmcl.tables import lookup
+from mmcl.training import FitResult, fit
+
+
+def train_job(recipe: str | Path, resume: bool = False, log: str | None = None, progress: bool = True) -> FitResult:
+    """Build, train and save the model of a train recipe.
+
+    Raises: ValueError or KeyError naming the key of the recipe, or the row of the data, that is wrong.
+    """
+    plan = read_recipe(recipe, TrainRecipe)
+    data = plan.data
+    dataset = load_data(source_beside(recipe, data.source), data.split, data.streaming)
+    validation = None
+    if data.validation or data.validation_split:
+        source = data.validation or data.source
+        validation = load_data(source_beside(recipe, source), data.validation_split, data.streaming)
+    with torch.random.fork_rng():
+        torch.manual_seed(plan.train.seed)
+        model = build_model(recipe, plan, dataset)
+    return fit(
+        model,
+        dataset,
+        data.columns,
+        out=beside(recipe, plan.out),
+        groups=data.groups,
+        validation=validation,
+        resume=resume,
+        log=log,
+        progress=progress,
+        **plan.train.model_dump(),
+    )
+
+
+def build_model(recipe: str | Path, plan: TrainRecipe, dataset: Any) -> MultimodalModel:
+    """The untrained model of a recipe; modalities stand in the order of its [encoders] tables."""
+    options = dict(plan.score)
+    kind = lookup(SCORES, str(options.pop("name", None)), "score")
+    score = called(kind, {"modalities": tuple(plan.encoders), **options}, "[score]")
+    columns = modality_columns(dataset, score.modalities, plan.data.columns)
+    encoders = {}
+    for name, table in plan.encoders.items():
+        options = {"dim": score.dim, **table}
+        encoder = str(options.pop("name", None))
+        if "source" in options:
+            options["source"] = source_beside(recipe, options["source"])
+        if encoder == "categories" and "values" not in options:
+            options["values"] = sorted(set(dataset[columns[name]]))
+        encoders[name] = called(lookup(ENCODERS, encoder, "encoder"), options, f"[encoders.{name}]")
+    return MultimodalModel(encoders, score)
+
+
+def called(function: Any, options: dict[str, Any], where: str) -> Any:
+    """`function(**options)`; an unknown or missing option is a ValueError that lists those it takes."""
+    import inspect
+
+    signature = inspect.signature(function)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        known = [name for name in signature.parameters if name != "self"]
+        raise ValueError(f"{where}: {error}; {function.__name__} takes {known}") from None
+    return function(**options)
+
+
+def index_job(recipe: str | Path, out: str | None = None) -> Any:
+    """Build and save the index of an index recipe; returns it."""
+    from mmcl.index import TupleIndex
+
+    plan = read_recipe(recipe, IndexRecipe)
+    if (plan.model is None) == (plan.score is None):
+        raise ValueError(f"{recipe}: give either `model`, a model's folder, or `score`, a score.safetensors")
+    source: Any
+    if plan.model is not None:
+        source = MultimodalModel.from_pretrained(beside(recipe, plan.model))
+    else:
+        source = load_score(beside(recipe, str(plan.score)))
+    index = TupleIndex.build(
+        source, beside(recipe, plan.embeddings), ids=plan.ids, factory=plan.factory, modalities=plan.modalities
+    )
+    index.save(out or index_folder(recipe, plan))
+    return index
+
+
+def index_folder(recipe: str | Path, plan: IndexRecipe) -> str:
+    """Where a recipe's index lies."""
+    return beside(recipe, plan.out or f"built/{Path(recipe).stem}")

@@ -1,0 +1,106 @@
+"""Recipes: TOML files that say how to train, or how to build an index. Read once, checked, then plain arguments.
+
+Relative paths in a recipe start at the recipe's own folder.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field
+
+from mmcl.settings import Settings, checked
+from mmcl.training_settings import FitSettings
+
+Recipe = TypeVar("Recipe", bound="RecipeFile")
+
+
+class DataTable(Settings):
+    """[data]: where the rows come from."""
+
+    source: str
+    """A file (parquet, csv, tsv, json, jsonl, arrow, webdataset tar), a folder, or a hub id."""
+    split: str | None = None
+    """Of a source with several."""
+    streaming: bool = False
+    """Read on the fly; training then needs train.steps."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """{modality: column}; default: columns named as the modalities."""
+    groups: dict[str, str] = Field(default_factory=dict)
+    """{modality: "equal" or a column}: rows that share the value are one answer."""
+    validation: str | None = None
+    """A second source of the same columns."""
+    validation_split: str | None = None
+    """Of the validation source, or of `source` where `validation` is left out."""
+
+
+class RecipeFile(Settings):
+    """What all recipes share."""
+
+
+class TrainRecipe(RecipeFile):
+    """How `mmcl train` builds and trains a model."""
+
+    data: DataTable
+    """Where the rows come from."""
+    score: dict[str, Any]
+    """name: "hadamard" or "sum_of_pairs", dim, and its options (temperature, tied, neutral)."""
+    encoders: dict[str, dict[str, Any]]
+    """A table a modality, [encoders.image]: name (see `mmcl list encoders`) and its options."""
+    train: FitSettings = Field(default_factory=FitSettings)
+    """Training settings."""
+    out: str
+    """Folder of checkpoints, history and the trained model (out/model)."""
+
+
+class IndexRecipe(RecipeFile):
+    """How `mmcl index build` makes an index of tuples."""
+
+    model: str | None = None
+    """Folder of a trained model; or give `score`."""
+    score: str | None = None
+    """A score.safetensors, where the embeddings come from elsewhere."""
+    embeddings: str
+    """Folder of embedding shards (`mmcl embed`)."""
+    modalities: list[str] | None = None
+    """Those fused into the items; the others ask. Default: all that the folder holds."""
+    factory: str = "auto"
+    """A FAISS factory string, or "auto"."""
+    ids: str | None = None
+    """A metadata column of unique ids; default: `key` where the shards have it."""
+    out: str | None = None
+    """Folder of the index; default: built/NAME beside the recipe."""
+
+
+RECIPES: dict[str, type[RecipeFile]] = {"train": TrainRecipe, "index": IndexRecipe}
+"""What `mmcl list recipes` shows."""
+
+
+def read_recipe(path: str | Path, kind: type[Recipe]) -> Recipe:
+    """The checked recipe at `path`.
+
+    Raises: FileNotFoundError; ValueError for broken TOML, a missing key, a value out of range, or an unknown key, with
+        the known ones.
+    """
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no recipe at {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    return checked(kind, values, str(path))
+
+
+def beside(recipe: str | Path, path: str) -> str:
+    """`path` as the recipe means it: relative ones start at its folder."""
+    return str(Path(recipe).parent / path)
+
+
+def source_beside(recipe: str | Path, source: str) -> str:
+    """A data source: a path beside the recipe where there is one, else as it stands (a hub id, an absolute path)."""
+    parent = Path(recipe).parent
+    pattern = Path(source)
+    if pattern.is_absolute():
+        return source
+    return str(parent / source) if any(parent.glob(source)) or pattern.suffix else source
