@@ -10,6 +10,7 @@ from mmcl.encoders import ENCODERS
 from mmcl.model import MultimodalModel
 from mmcl.recipes import IndexRecipe, TrainRecipe, beside, read_recipe, source_beside
 from mmcl.scores import SCORES, load_score
+from mmcl.shards import open_shards
 from mmcl.tables import lookup
 from mmcl.training import FitResult, fit
 
@@ -86,9 +87,9 @@ def index_job(recipe: str | Path, out: str | None = None) -> Any:
         source = MultimodalModel.from_pretrained(beside(recipe, plan.model))
     else:
         source = load_score(beside(recipe, str(plan.score)))
-    index = TupleIndex.build(
-        source, beside(recipe, plan.embeddings), ids=plan.ids, factory=plan.factory, modalities=plan.modalities
-    )
+    folder = beside(recipe, plan.embeddings)
+    ids = None if plan.ids is None else open_shards(folder).column(plan.ids)
+    index = TupleIndex.build(source, folder, ids=ids, factory=plan.factory, modalities=plan.modalities)
     index.save(out or index_folder(recipe, plan))
     return index
 

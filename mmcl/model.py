@@ -144,26 +144,25 @@ class MultimodalModel(
         return digest.hexdigest()
 
     @classmethod
-    def from_pretrained(cls, source: Any, **options: Any) -> "MultimodalModel":
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, **model_kwargs: Any) -> "MultimodalModel":
         """The model that `save_pretrained` wrote, in evaluation mode.
 
         Args:
-            source: its folder, or a hub id.
-            options: encoders={modality: module} for those that were the user's own modules, with the same weights'
+            pretrained_model_name_or_path: its folder, or a hub id.
+            model_kwargs: encoders={modality: module} for those that were the user's own modules, with the same weights'
                 names; of huggingface_hub: revision, cache_dir, token, local_files_only, force_download.
         Raises: FileNotFoundError where there is none; ValueError for another format or weights that do not fit.
         """
-        if Path(source).is_dir():
-            read_config(Path(source))  # before huggingface_hub looks elsewhere for what is missing here
+        source = Path(pretrained_model_name_or_path)
+        if source.is_dir():
+            read_config(source)  # before huggingface_hub looks elsewhere for what is missing here
         try:
-            return super().from_pretrained(source, **options)
+            return super().from_pretrained(pretrained_model_name_or_path, **model_kwargs)
         except (OSError, HFValidationError) as error:
-            if Path(source).is_dir():
+            if source.is_dir():
                 raise
-            reason = str(error).splitlines()[0]
-            raise FileNotFoundError(
-                f"no model at {str(source)!r}: no such folder, and not on the hub ({reason})"
-            ) from error
+            fault = f"no such folder, and not on the hub ({str(error).splitlines()[0]})"
+            raise FileNotFoundError(f"no model at {str(pretrained_model_name_or_path)!r}: {fault}") from error
 
     def _save_pretrained(self, save_directory: Path) -> None:
         for name, encoder in self.encoders.items():

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-
 Record = dict[str, float | int]
 """Figures by name, and the `step` they belong to."""
 

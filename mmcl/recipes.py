@@ -47,7 +47,7 @@ class TrainRecipe(RecipeFile):
     """name: "hadamard" or "sum_of_pairs", dim, and its options (temperature, tied, neutral)."""
     encoders: dict[str, dict[str, Any]]
     """A table a modality, [encoders.image]: name (see `mmcl list encoders`) and its options."""
-    train: FitSettings = Field(default_factory=FitSettings)
+    train: FitSettings = FitSettings()
     """Training settings."""
     out: str
     """Folder of checkpoints, history and the trained model (out/model)."""
@@ -67,7 +67,7 @@ class IndexRecipe(RecipeFile):
     factory: str = "auto"
     """A FAISS factory string, or "auto"."""
     ids: str | None = None
-    """A metadata column of unique ids; default: `key` where the shards have it."""
+    """A metadata column of unique ids, such as "key"; default: 0, 1, 2 ..."""
     out: str | None = None
     """Folder of the index; default: built/NAME beside the recipe."""
 

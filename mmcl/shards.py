@@ -107,6 +107,18 @@ class EmbeddingShards:
             return self._by_position()
         return self._by_key()
 
+    def column(self, name: str) -> list[Any]:
+        """One metadata column of all rows, without reading embeddings; KeyError listing the columns there are."""
+        first, folder = next(iter(self.folders.items()))
+        values: list[Any] = []
+        for shard in shard_names(folder, first):
+            rows = len(np.load(embedding_path(folder, first, shard), mmap_mode="r"))
+            metadata = read_metadata(folder, shard, rows)
+            if name not in metadata.column_names:
+                raise KeyError(f"{folder}: shard {shard} has no column {name!r}; it has {metadata.column_names}")
+            values += metadata[name].to_pylist()
+        return values
+
     def rows(self) -> int:
         """Rows in all shards of the first modality, by the headers alone."""
         name, folder = next(iter(self.folders.items()))

@@ -9,9 +9,7 @@ from mmcl.cli.common import JsonOption, quiet_libraries, show
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of results, pictures, model and index.")] = Path(
-        "demo"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder of results, pictures, model and index.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, help="Of the split, the draws and the training.")] = 0,
     as_json: bool = JsonOption,
 ) -> None:

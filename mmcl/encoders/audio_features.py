@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+
 def log_mel(
     waveforms: Tensor,
     sampling_rate: int,
@@ -19,25 +20,27 @@ def log_mel(
     """Natural logarithm of the power in `n_mels` bands, evenly spaced on the HTK mel scale from 0 Hz to half the rate.
 
     Frames are `window` seconds under a Hann window, every `hop` seconds, centred on samples 0, hop, 2 hop, ...; zeros
-    stand before the start and past the end. A sine of amplitude 1 in the middle of a band has about log(1 / 4).
+    stand before the start and past the end. Power is the mean square: 1 / 2 for a sine of amplitude 1, whatever the
+    rate and the window; a band weighs it by its triangle.
 
     Args:
         waveforms: (n, samples) floats, samples >= 1.
         sampling_rate: Hz.
-        floor: least power that is told from silence; 1e-6 is 60 dB below full scale. Far lower floors make the silence
-            around speech outweigh the speech once features are standardised.
+        floor: least power that is told from silence; 1e-6 is 60 dB below full scale.
     Returns: (n, n_mels, frames) of `waveforms`' type and device, at least log(floor); frames as `frame_count` says.
-    Raises: ValueError for another shape, or for more bands than the window can tell apart.
+    Raises: ValueError for another shape, a floor of 0 or less, or more bands than the window can tell apart.
     """
     if waveforms.ndim != 2 or not waveforms.shape[1] or not waveforms.is_floating_point():
         raise ValueError(
             f"waveforms: expected floats (n, samples >= 1), got {waveforms.dtype} {tuple(waveforms.shape)}"
         )
+    if not floor > 0:
+        raise ValueError(f"floor must be positive, got {floor}")
     size, step = _samples(window, sampling_rate, "window"), _samples(hop, sampling_rate, "hop")
     n_fft = 2 ** math.ceil(math.log2(size))
     weights = torch.hann_window(size, dtype=waveforms.dtype, device=waveforms.device)
     spectrum = torch.stft(waveforms, n_fft, step, size, weights, center=True, pad_mode="constant", return_complex=True)
-    power = spectrum.abs().square() / weights.sum().square()
+    power = spectrum.abs().square() * (2 / (n_fft * weights.square().sum()))  # Parseval, of one half of the spectrum
     bank = mel_filters(sampling_rate, n_fft, n_mels).to(power)
     return (bank @ power).clamp_min(floor).log()
 

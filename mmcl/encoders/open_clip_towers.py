@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmcl.decode import decode_image, decode_rows, decode_text
 from mmcl.encoders.base import Encoder
@@ -120,7 +120,8 @@ def first_fault(error: Exception, source: str, pretrained: str | None) -> str:
     if not files:
         return str(error)
     name = f"local-dir:{source}" if Path(source).is_dir() else source
-    wanted = open_clip.create_model(name, load_weights=False, pretrained_text=False).state_dict()
+    with quiet(True):
+        wanted = open_clip.create_model(name, load_weights=False, pretrained_text=False).state_dict()
     held = load_state_dict(str(files[0]))
     for key, value in wanted.items():
         if key not in held:
@@ -131,7 +132,7 @@ def first_fault(error: Exception, source: str, pretrained: str | None) -> str:
     return str(error)
 
 
-def output_width(model: nn.Module) -> int:
+def output_width(model: Any) -> int:
     """Width of the shared embedding: the text tower's, which every open_clip model states or projects to."""
     return int(model.text.output_dim)
 

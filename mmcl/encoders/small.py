@@ -81,6 +81,7 @@ def small_audio(
     sampling_rate: int = 8000,
     seconds: float = 1.0,
     n_mels: int = 40,
+    hop: float = 0.010,
     hidden: int = 512,
     dropout: float = 0.0,
     noise: float = 0.0,
@@ -91,19 +92,20 @@ def small_audio(
         dim: of the embeddings.
         sampling_rate: in Hz; sounds of other rates are resampled, channels averaged.
         seconds: length that is heard; longer sounds are cut, shorter ones padded with silence at the end.
-        n_mels: mel bands of the 25 ms frames, every 10 ms.
+        n_mels: mel bands of the frames, which are 25 ms long.
+        hop: seconds from frame to frame.
         hidden, dropout, noise: see `vectors`; the noise is added to the standardised input.
     Raises: RowError naming a row that is no sound, or has no sample.
     """
-    options = {"dim": dim, "sampling_rate": sampling_rate, "seconds": seconds, "n_mels": n_mels}
+    options = {"dim": dim, "sampling_rate": sampling_rate, "seconds": seconds, "n_mels": n_mels, "hop": hop}
     options |= {"hidden": hidden, "dropout": dropout, "noise": noise}
     samples = round(sampling_rate * seconds)
 
     def prepare(values: Any) -> Tensor:
         waves = decode_rows(values, lambda value: fit_length(decode_audio(value, sampling_rate), samples))
-        return log_mel(torch.stack(waves), sampling_rate, n_mels)
+        return log_mel(torch.stack(waves), sampling_rate, n_mels, hop=hop)
 
-    width = n_mels * frame_count(samples, sampling_rate)
+    width = n_mels * frame_count(samples, sampling_rate, hop)
     backbone = standardised_perceptron(width, dim, hidden, dropout, noise)
     return Encoder(backbone, dim, prepare=prepare, config={"name": "small_audio", **options})
 

@@ -89,6 +89,17 @@ def test_info_and_verify_tell_what_an_index_holds(folder):
     assert json.loads(mmcl("index", "verify", folder / "built/pairs", "--json").stdout)["ok"] is True
 
 
+def test_an_index_recipe_takes_ids_and_factory(folder, tmp_path):
+    recipe = folder / "named.toml"
+    recipe.write_text((folder / "pairs.toml").read_text() + 'ids = "key"\nfactory = "HNSW8"\n')
+    result = mmcl("index", "build", recipe, "--out", tmp_path / "named", "--json")
+    assert json.loads(result.stdout)["factory"] == "HNSW8"
+    recipe.write_text(recipe.read_text().replace('"key"', '"name"'))
+    wrong = mmcl("index", "build", recipe, "--out", tmp_path / "wrong")
+    assert wrong.exit_code == 1
+    assert "no column 'name'; it has ['key'," in wrong.stderr
+
+
 def test_verify_names_the_file_that_differs(folder, tmp_path):
     assert mmcl("index", "build", folder / "pairs.toml", "--out", tmp_path / "copy").exit_code == 0
     (path,) = tmp_path.rglob("index.faiss")

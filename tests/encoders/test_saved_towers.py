@@ -11,6 +11,9 @@ def test_pretrained_towers_survive_save_and_load_without_their_source(tmp_path, 
     model.save_pretrained(tmp_path / "model")
     again = MultimodalModel.from_pretrained(tmp_path / "model")
     assert again.fingerprint() == model.fingerprint()
-    values = {"image": [Image.new("RGB", (9, 9), (shade, 0, 80)) for shade in (0, 200)], "text": ["a photo of a cat", "two dog"]}
+    values = {
+        "image": [Image.new("RGB", (9, 9), (shade, 0, 80)) for shade in (0, 200)],
+        "text": ["a photo of a cat", "two dog"],
+    }
     for name, rows in model.encode(values).items():
         assert torch.equal(rows, again.encode(values)[name])

@@ -59,7 +59,10 @@ def test_clip_towers_equal_the_librarys_projected_features(clip_folder):
 
 
 def test_vit_pools_its_first_token_and_audio_its_frames(vit_folder, wav2vec2_folder):
-    image, audio = transformers_image(str(vit_folder)).eval(), transformers_audio(str(wav2vec2_folder), seconds=0.5).eval()
+    image, audio = (
+        transformers_image(str(vit_folder)).eval(),
+        transformers_audio(str(wav2vec2_folder), seconds=0.5).eval(),
+    )
     sound = (np.sin(np.arange(6000) / 5).astype(np.float32), 8000)
     with torch.no_grad():
         inputs = image.prepare([Image.new("RGB", (10, 10), (9, 99, 200))])
