@@ -1,6 +1,7 @@
 """Training: one loop, on one process or many (accelerate)."""
 
 import math
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -72,7 +73,7 @@ def fit(
     """
     chosen = {"loss": loss, "epochs": epochs, "batch_size": batch_size, "lr": lr, **settings}
     s = checked(FitSettings, chosen, "fit")
-    accelerator = make_accelerator(s.precision, s.accumulate)
+    accelerator = make_accelerator(s.precision, s.accumulate, unused=has_neutral(model))
     rank, world = accelerator.process_index, accelerator.num_processes
     maker = BatchMaker(model, dataset, columns, groups, s.cache_inputs)
     objective = Objective(model, s.loss, s.loss_options, maker.groups, gather=world > 1)
@@ -139,13 +140,27 @@ class Objective(nn.Module):
         return self.function(self.model.score, self.model(inputs), **options, **self.options)
 
 
-def make_accelerator(precision: str, accumulate: int) -> Any:
-    """An `Accelerator`, with a precision of its own also where an earlier run in this process used another."""
-    from accelerate import Accelerator
+def make_accelerator(precision: str, accumulate: int, unused: bool) -> Any:
+    """An `Accelerator`, with a precision of its own also where an earlier run in this process used another.
+
+    unused: whether some parameters may get no gradient in a step, as neutral vectors where nothing is missing.
+    """
+    from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state()
-    return Accelerator(mixed_precision=precision, gradient_accumulation_steps=accumulate)
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    # without being told, accelerate trains a model of its own in each process that torchrun starts on CPUs
+    on_cpus = launched > 1 and not torch.accelerator.is_available()
+    handlers = [DistributedDataParallelKwargs(find_unused_parameters=unused)]
+    return Accelerator(
+        mixed_precision=precision, gradient_accumulation_steps=accumulate, kwargs_handlers=handlers, cpu=on_cpus
+    )
+
+
+def has_neutral(model: MultimodalModel) -> bool:
+    """Whether the score learns neutral vectors."""
+    return any(name.rpartition(".")[2] == "neutral" for name, _ in model.score.named_parameters())
 
 
 def parameter_groups(model: MultimodalModel, weight_decay: float) -> list[dict[str, Any]]:

@@ -1,6 +1,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -215,3 +218,19 @@ def test_a_wholly_frozen_model_is_refused(data):
     model.requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter requires gradients"):
         train(model, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("neutral", [False, True])
+def test_two_processes_train_as_one_on_the_global_batch(tmp_path, neutral):
+    worker = str(Path(__file__).with_name("fit_ranks.py"))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", worker]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    options = {"env": environment, "check": True, "capture_output": True, "timeout": 300}
+    subprocess.run([*launch, str(tmp_path / "two"), "32", str(neutral)], **options)
+    subprocess.run([sys.executable, worker, str(tmp_path / "one"), "64", str(neutral)], **options)
+    two = MultimodalModel.from_pretrained(tmp_path / "two" / "model").state_dict()
+    one = MultimodalModel.from_pretrained(tmp_path / "one" / "model").state_dict()
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=0, atol=2e-5, msg=name)
+    assert len(json.loads((tmp_path / "two" / "history.json").read_text())) == 1
