@@ -123,7 +123,7 @@ def batches(
     if not workers:
         return map(maker.__getitem__, order)
     loader: DataLoader = DataLoader(
-        maker,
+        Guarded(maker),
         sampler=order,
         batch_size=None,
         num_workers=workers,
@@ -131,11 +131,31 @@ def batches(
         multiprocessing_context="fork",
         generator=torch.Generator(),  # its own, so that the global one is not touched
     )
-    return iter(loader)
+    return map(unguarded, loader)
+
+
+class Guarded(Dataset):
+    """A worker's batches, or the error in place of one: raised there, it would come back with the worker's trace."""
+
+    def __init__(self, maker: BatchMaker):
+        self.maker = maker
+
+    def __getitem__(self, rows: list[int]) -> Batch | ValueError:
+        try:
+            return self.maker[rows]
+        except ValueError as error:
+            return ValueError(str(error))
+
+
+def unguarded(batch: Batch | ValueError) -> Batch:
+    """The batch, or the error that a worker met."""
+    if isinstance(batch, ValueError):
+        raise batch
+    return batch
 
 
 def keep(batch: Any) -> Any:
-    """The batch as the maker made it."""
+    """The batch as it was made, with no collation."""
     return batch
 
 

@@ -30,6 +30,8 @@ TRAIN_ROWS, TEST_ROWS = 51_200, 2_000
 KEPT_ROWS = 6_000
 """Training tuples that are written to the disk, for a user's own runs."""
 TRAINING: dict[str, Any] = {"epochs": 2, "batch_size": 256, "lr": 3e-3, "weight_decay": 0.1, "warmup": 0.2}
+ASKED = ("three", "seven")
+"""Queries whose answers are printed."""
 SHOWN = 10
 """Tuples that a query returns."""
 
@@ -66,8 +68,8 @@ def run_demo(
         seed: of the split, the draws, the start and the training.
         say: called with one line before each part.
     Returns: the content of results.json: {"scores": {name: figures}, "control": {name: zero-shot accuracy}, "chance",
-        "train_seconds": {name: s}, "total_seconds", "seed"}. recall_at_k: text queries, the share of the ten words
-        with a right (image, audio) tuple among the first k.
+        "train_seconds": {name: s}, "total_seconds", "seed", "asked": {query: its first tuples under H-CLIP}}.
+        recall_at_k: text queries, the share of the ten words with a right (image, audio) tuple among the first k.
     Raises: ImportError without the extra `demo` (speech).
     """
     from mmcl.demo_figures import draw_results
@@ -93,6 +95,7 @@ def run_demo(
         "chance": 1 / len(WORDS),
         "train_seconds": {name: round(each.seconds, 2) for name, each in trained.items()},
         "seed": seed,
+        "asked": {word: shown(trained["hadamard"].hits[WORDS.index(word)][:5]) for word in ASKED},
     }
     write_data(out, world, seed)
     draw_results(out, world, results, {name: each.hits for name, each in trained.items()})
@@ -132,6 +135,12 @@ def train_and_test(world: DigitWorld, name: str, seed: int, text: str, progress:
         "recall_at_10": recall_from_hits(right, SHOWN),
     }
     return Trained(model, index, figures, hits, seconds)
+
+
+def shown(hits: list[tuple[Any, float, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What came back for one query, in few words."""
+    names = ("image_digit", "audio_digit", "text")
+    return [{"score": round(score, 3), **{name: row[name] for name in names}} for _, score, row in hits]
 
 
 def write_data(out: Path, world: DigitWorld, seed: int) -> None:

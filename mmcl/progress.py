@@ -21,7 +21,7 @@ class Reporter:
         total: optimiser steps.
         out: the run's folder, for TensorBoard.
         log: None or "tensorboard".
-        show: show a progress bar where the output is a terminal, one line a record elsewhere.
+        show: show a progress bar; where the output is no terminal, its last state.
         main: whether this process reports.
     """
 

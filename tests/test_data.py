@@ -1,5 +1,6 @@
 import io
 import tarfile
+from itertools import islice
 
 import datasets
 import numpy as np
@@ -139,6 +140,14 @@ def test_a_fault_names_modality_column_and_the_datasets_row(cache):
     data = datasets.Dataset.from_dict(values).rename_column("word", "answer")
     with pytest.raises(ValueError, match=r"word \(column 'answer'\): row 7: unknown category 'maybe'"):
         BatchMaker(model(), data, {"word": "answer"}, cache=cache)[[1, 7, 2]]
+
+
+def test_a_fault_met_by_a_worker_reads_the_same():
+    values = rows()
+    values["word"][7] = "maybe"
+    maker = BatchMaker(model(), datasets.Dataset.from_dict(values))
+    with pytest.raises(ValueError, match="^word: row 7: unknown category 'maybe'; the categories are no, yes$"):
+        list(islice(batches(maker, 10, 0, 2, 0, 1, 0), 1))
 
 
 def test_a_broken_picture_and_a_missing_one_name_their_row():

@@ -46,3 +46,6 @@ def print_table(results: dict[str, Any]) -> None:
         told = "" if control is None else f"{control:.3f}"
         table.add_row(name, *values, told, f"{results['train_seconds'][name]:.1f} s")
     Console().print(table)
+    for query, hits in results["asked"].items():
+        told = ", ".join(f"{hit['image_digit']} + {hit['audio_digit']} = {hit['text']}" for hit in hits)
+        typer.echo(f'text "{query}" finds (image + speech): {told}')

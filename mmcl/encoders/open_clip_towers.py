@@ -28,7 +28,7 @@ def open_clip_image(
     """The image tower of an open_clip model, with open_clip's own preprocessing.
 
     Args:
-        source: an architecture ("ViT-B-32"), a hub id ("hf-hub:laion/CLIP-ViT-B-32-laion2B-s34B-b79K"), or a folder
+        source: an architecture ("ViT-B-32"), a hub id ("laion/CLIP-ViT-B-32-laion2B-s34B-b79K"), or a folder
             with open_clip_config.json and weights.
         pretrained: with an architecture: a tag ("laion2b_s34b_b79k") or a checkpoint file. None starts at random.
         dim, head, frozen: see `Encoder`. With dim=None the embedding is open_clip's own, normalised.
@@ -79,7 +79,7 @@ def load_open_clip(source: str, pretrained: str | None, load_weights: bool) -> t
     import open_clip
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
-    name = f"local-dir:{source}" if Path(source).is_dir() else source
+    name = full_name(source)
     # a folder or hub id promises weights; an architecture without `pretrained` is a random start by choice
     promised = load_weights and (":" in name or pretrained is not None)
     try:
@@ -96,6 +96,16 @@ def load_open_clip(source: str, pretrained: str | None, load_weights: bool) -> t
         raise ValueError(f"open_clip could not load {source!r}: {first_fault(error, source, pretrained)}") from error
     preprocess = PreprocessCfg(**model.visual.preprocess_cfg)
     return model, name, image_transform_v2(preprocess, is_train=False)
+
+
+def full_name(source: str) -> str:
+    """With the schema that open_clip tells folders and hub ids from architectures by."""
+    import open_clip
+
+    if Path(source).is_dir():
+        return f"local-dir:{source}"
+    known = ":" in source or source.replace("/", "-") in open_clip.list_models()
+    return source if known or "/" not in source else f"hf-hub:{source}"
 
 
 @contextmanager
@@ -119,7 +129,7 @@ def first_fault(error: Exception, source: str, pretrained: str | None) -> str:
     files = [file for file in files if file.is_file() and file.suffix != ".json"]
     if not files:
         return str(error)
-    name = f"local-dir:{source}" if Path(source).is_dir() else source
+    name = full_name(source)
     with quiet(True):
         wanted = open_clip.create_model(name, load_weights=False, pretrained_text=False).state_dict()
     held = load_state_dict(str(files[0]))
@@ -144,8 +154,8 @@ def describe(source: str, model: Any) -> dict[str, Any]:
 
     if Path(source).is_dir():
         description = json.loads((Path(source) / CONFIG_FILE).read_text(encoding="utf-8"))
-    elif source.startswith("hf-hub:"):
-        path = hf_hub_download(source.removeprefix("hf-hub:"), CONFIG_FILE)
+    elif full_name(source).startswith("hf-hub:"):
+        path = hf_hub_download(full_name(source).removeprefix("hf-hub:"), CONFIG_FILE)
         description = json.loads(Path(path).read_text(encoding="utf-8"))
     else:
         description = {"model_cfg": open_clip.get_model_config(source.replace("/", "-"))}

@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from mmcl.encoders import open_clip_image, open_clip_text
+from mmcl.encoders.open_clip_towers import full_name
 
 TEXTS = ["a photo of a cat", "two dogs, running " * 20, "日本語"]
 
@@ -79,6 +80,13 @@ def test_a_folder_without_weights_is_no_silent_random_start(open_clip_folder, tm
     shutil.copy(open_clip_folder / "open_clip_config.json", tmp_path)
     with pytest.raises(ValueError, match="could not load"):
         open_clip_image(str(tmp_path))
+
+
+def test_folders_hub_ids_and_architectures_are_told_apart(open_clip_folder):
+    assert full_name(str(open_clip_folder)) == f"local-dir:{open_clip_folder}"
+    assert full_name("laion/CLIP-ViT-B-32-laion2B-s34B-b79K") == "hf-hub:laion/CLIP-ViT-B-32-laion2B-s34B-b79K"
+    assert full_name("ViT-B/32") == "ViT-B/32"
+    assert full_name("ViT-B-32") == "ViT-B-32"
 
 
 def test_unknown_names_and_tags_are_errors():
