@@ -50,7 +50,8 @@ class MultimodalModel(
 
     Args:
         encoders: {modality: Encoder or any nn.Module that maps a tensor of n rows to (n, score.dim)}. A module of
-            one's own is normalised to unit rows here; where it has a method `prepare`, raw values go through it.
+            one's own is normalised to unit rows here; where it has a method `prepare`, raw values go through it, else
+            they are rows of numbers.
         score: over exactly these modalities.
     """
 

@@ -94,6 +94,18 @@ def test_any_module_is_normalised_and_saved_and_asked_for_again(tmp_path):
     assert again.fingerprint() == model.fingerprint()
 
 
+def test_a_module_without_prepare_takes_rows_of_numbers():
+    model = MultimodalModel({"a": Own(), "b": nn.Embedding(4, 8)}, SumOfPairs(("a", "b"), 8)).eval()
+    rows = np.arange(6.0).reshape(2, 3)
+    for values in (rows, rows.tolist(), rows.astype(np.float16)):
+        torch.testing.assert_close(
+            model.encode({"a": values})["a"], model.encode({"a": torch.tensor(rows).float()})["a"]
+        )
+    assert torch.equal(model.encode({"b": [3, 1]})["b"], model.encode({"b": torch.tensor([3, 1])})["b"])
+    with pytest.raises(ValueError, match="a: an encoder without a method `prepare` takes tensors or arrays"):
+        model.encode({"a": ["x", "y"]})
+
+
 @pytest.mark.parametrize(("fill", "fault"), [(0.0, "only zeros"), (float("nan"), "NaN"), (float("inf"), "NaN")])
 def test_an_embedding_without_direction_is_refused_by_row(fill, fault):
     with pytest.raises(ValueError, match=f"a: row 0 holds {fault}"):

@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl.arrays import full_precision
+from mmcl.arrays import as_tensor, full_precision
 from mmcl.tables import lookup
 
 Inputs = Any
@@ -24,7 +25,7 @@ class Encoder(nn.Module):
         backbone: takes prepared inputs, returns (n, width) features.
         width: of the backbone's features.
         dim: of the embeddings; None for the backbone's own width.
-        prepare: raw values of n rows -> inputs on the CPU. None where inputs are tensors already.
+        prepare: raw values of n rows -> inputs on the CPU. None takes arrays and lists of numbers as they are.
         head: "none", "linear" (without bias), or "auto": none where `dim` is the backbone's own width, else linear.
         frozen: the backbone keeps its weights and stays in evaluation mode; only the head learns.
         config: the table name and options that rebuild this encoder, JSON-serialisable; None for a user's module.
@@ -48,15 +49,13 @@ class Encoder(nn.Module):
         self.head = lookup(HEADS, head, "head")(width, self.dim)
         self.frozen = frozen
         self.config = config
-        self._prepare = prepare
+        self._prepare = prepare or numbers
         self.save_assets = save_assets
         if frozen:
             self.backbone.requires_grad_(False).eval()
 
     def prepare(self, values: Any) -> Inputs:
         """Inputs of the backbone from n raw values; RowError names the row that cannot be used."""
-        if self._prepare is None:
-            raise ValueError("this encoder takes tensors; it does not know how to prepare raw values")
         return self._prepare(values)
 
     def forward(self, inputs: Inputs) -> Float[Tensor, "n dim"]:
@@ -94,6 +93,17 @@ def auto_head(width: int, dim: int) -> nn.Module:
 
 
 HEADS = {"auto": auto_head, "linear": linear_head, "none": no_head}
+
+
+def numbers(values: Any) -> Tensor:
+    """Rows of numbers as a tensor: floats as float32, integers as they are."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # ragged rows
+        array = np.empty(0, object)
+    if array.dtype.kind not in "fiub":
+        raise ValueError("an encoder without a method `prepare` takes tensors or arrays of numbers, one row each")
+    return as_tensor(array.astype(np.float32) if array.dtype.kind == "f" else array)
 
 
 def input_length(inputs: Inputs) -> int:
