@@ -9,11 +9,11 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 test: .venv/dev.stamp  ## the fast tests, under 5 minutes
 	$(PYTEST)
 
-slow: .venv/dev.stamp  ## minutes long
-	$(PYTEST) -m slow
+slow: .venv/dev.stamp  ## minutes long; one after the other, as some of them measure time
+	$(BIN)/python -m pytest -m slow
 
 nightly: .venv/dev.stamp  ## long histories and many seeds, before a release
-	$(PYTEST) -m nightly
+	$(BIN)/python -m pytest -m nightly
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
