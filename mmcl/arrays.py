@@ -11,6 +11,9 @@ from torch import Tensor
 Embeddings = Mapping[str, Any]
 """{modality: (n, d) torch tensor, numpy array or nested list}; rows that belong together share their position."""
 
+NORM_TOLERANCE = 1e-3
+"""How far the norm of a unit row may be from 1: half precision stays well inside."""
+
 Present = Mapping[str, Any]
 """{modality: (n,) bool}; False where the row lacks the modality. An unnamed modality is present everywhere."""
 
@@ -108,6 +111,19 @@ def refuse_bad_rows(rows: Tensor, name: str, offset: int = 0) -> None:
         values = rows[row].detach()
         fault = "only zeros" if (values == 0).all() else "NaN" if values.isnan().any() else "an infinite value"
         raise ValueError(f"{name}: row {row + offset} holds {fault}; every embedding must be finite and not zero")
+
+
+def off_unit_norm(rows: Tensor) -> Tensor:
+    """(n,) bool: which rows have another norm than 1."""
+    return (torch.linalg.vector_norm(rows.detach(), dim=1) - 1).abs() > NORM_TOLERANCE
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """`value` as a numpy array; tensors of any device and type, bfloat16 as float32."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    return np.asarray(value)
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager:

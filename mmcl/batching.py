@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mmcl.arrays import refuse_unknown
-from mmcl.data import EQUAL, group_ids, modality_columns, refuse_missing_column, undecoded
+from mmcl.data import EQUAL, group_ids, has_transform, modality_columns, refuse_missing_column, undecoded
 from mmcl.decode import RowError
-from mmcl.encoders.base import Inputs, take_rows
+from mmcl.inputs import Inputs, take_rows
 from mmcl.model import MultimodalModel
 
 STREAM_BUFFER = 10_000
@@ -54,6 +54,8 @@ class BatchMaker(Dataset):
     ):
         self.model = model
         self.dataset = undecoded(dataset)
+        if cache and has_transform(self.dataset):
+            raise ValueError("cache_inputs would freeze the dataset's transform; leave one of them out")
         self.columns = modality_columns(dataset, modalities or model.modalities, columns)
         refuse_unknown(groups or {}, model.modalities, "groups")
         self.groups = {n: self.columns[n] if column == EQUAL else column for n, column in (groups or {}).items()}
@@ -92,7 +94,7 @@ class BatchMaker(Dataset):
 
     def _prepare_all(self, name: str) -> tuple[Inputs, Tensor]:
         """(inputs of the distinct values, position of each row among them)."""
-        values = self.dataset.with_format(None)[self.columns[name]][:]
+        values = self.dataset[self.columns[name]][:]
         _, first, position = np.unique(group_ids(values).numpy(), return_index=True, return_inverse=True)
         return self.prepare(name, [values[row] for row in first], first.tolist()), torch.from_numpy(position)
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
 
-from mmcl.model import WEIGHTS, MultimodalModel
+from mmcl.model import WEIGHTS, MultimodalModel, load_weights, save_weights
 from mmcl.progress import Reporter
 
 STATE = "state.pt"
@@ -55,7 +54,7 @@ class Checkpoints:
             key = differing[0]
             then, now = state["settings"].get(key), self.settings[key]
             raise ValueError(f"{path} was made with {key} = {then!r}, now it is {now!r}; resume with the same settings")
-        load_model(model, str(path / WEIGHTS), device=str(model.device))
+        load_weights(model, path / WEIGHTS, assign=False)
         optimiser.load_state_dict(state["optimiser"])
         schedule.load_state_dict(state["schedule"])
         reporter.load_state(state["reporter"])
@@ -68,7 +67,7 @@ class Checkpoints:
         draft = self.folder / f"draft-{step:08d}"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        save_model(model, str(draft / WEIGHTS))
+        save_weights(model, draft / WEIGHTS)
         state = {"step": step, "settings": self.settings, "reporter": reporter.state()}
         state |= {"optimiser": optimiser.state_dict(), "schedule": schedule.state_dict()}
         torch.save(state, draft / STATE)

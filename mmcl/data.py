@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmcl.arrays import refuse_unknown
+from mmcl.arrays import as_numpy, refuse_unknown
 
 EQUAL = "equal"
 """In `groups`: rows whose raw values are equal are one answer."""
@@ -34,8 +34,20 @@ def load_data(source: str, split: str | None = None, streaming: bool = False, **
         split: of a source with several; may be left out where there is only one.
         streaming: read on the fly, without a copy in the cache.
         options: passed on to `datasets.load_dataset`.
-    Raises: FileNotFoundError for a missing path, ValueError listing the splits where one must be chosen.
+    Raises: FileNotFoundError for a missing path; ValueError listing the splits where one must be chosen, and for a
+        file that cannot be read.
     """
+    import datasets
+
+    try:
+        return one_split(read_source(source, streaming, options), source, split)
+    except datasets.exceptions.DatasetsError as error:
+        cause = error.__cause__ or error
+        raise ValueError(f"{source} cannot be read: {str(cause).strip().splitlines()[0]}") from error
+
+
+def read_source(source: str, streaming: bool, options: dict[str, Any]) -> Any:
+    """What `datasets` makes of the source, with all its splits."""
     import datasets
 
     path = Path(source)
@@ -44,14 +56,12 @@ def load_data(source: str, split: str | None = None, streaming: bool = False, **
             raise FileNotFoundError(f"no data at {source!r}")
         if path.suffix == ".tsv":
             options = {"delimiter": "\t", **options}
-        loaded = datasets.load_dataset(LOADERS[path.suffix], data_files=source, streaming=streaming, **options)
-    elif (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
-        loaded = datasets.load_from_disk(source)
-    elif path.is_dir() or not path.is_absolute():
-        loaded = datasets.load_dataset(source, streaming=streaming, **options)
-    else:
-        raise FileNotFoundError(f"no data at {source!r}")
-    return one_split(loaded, source, split)
+        return datasets.load_dataset(LOADERS[path.suffix], data_files=source, streaming=streaming, **options)
+    if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
+        return datasets.load_from_disk(source)
+    if path.is_dir() or not path.is_absolute():
+        return datasets.load_dataset(source, streaming=streaming, **options)
+    raise FileNotFoundError(f"no data at {source!r}")
 
 
 def one_split(loaded: Any, source: str, split: str | None) -> Any:
@@ -85,9 +95,21 @@ def refuse_missing_column(dataset: Any, column: str, what: str) -> None:
 
 
 def undecoded(dataset: Any) -> Any:
-    """The dataset with images and sounds left as bytes or paths: mmcl decodes them and names the row that fails."""
+    """The dataset as plain Python values, with images and sounds left as bytes or paths: mmcl decodes them and names
+    the row that fails. A transform of the user's (`with_transform`) is kept.
+
+    Raises: ValueError for what is no dataset, and for a DatasetDict, whose splits it lists.
+    """
     import datasets
 
+    if isinstance(dataset, Mapping):
+        raise ValueError(
+            f"expected one dataset, got {type(dataset).__name__} of {sorted(map(str, dataset))}; choose one"
+        )
+    if not isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
+        raise ValueError(f"expected a datasets.Dataset or IterableDataset, got {type(dataset).__name__}")
+    if not has_transform(dataset):
+        dataset = dataset.with_format(None)
     for name, feature in (dataset.features or {}).items():
         if isinstance(feature, datasets.Image | datasets.Audio) and feature.decode:
             options = {"decode": False}
@@ -95,10 +117,16 @@ def undecoded(dataset: Any) -> Any:
     return dataset
 
 
-def group_ids(values: Sequence[Any]) -> Tensor:
+def has_transform(dataset: Any) -> bool:
+    """Whether the user set a function that makes the rows."""
+    return getattr(dataset, "format", {}).get("type") == "custom"
+
+
+def group_ids(values: Any) -> Tensor:
     """(n,) int64 that are equal exactly where raw values are: the same on every rank and in every batch."""
     seen: dict[int, int] = {}  # datasets share repeated objects, so that most hashing is done once
     ids = []
+    values = list(values)  # all of them kept, as a dead object's id is given to the next
     for value in values:
         if id(value) not in seen:
             seen[id(value)] = int.from_bytes(hashlib.blake2b(value_bytes(value), digest_size=8).digest(), signed=True)
@@ -114,6 +142,8 @@ def value_bytes(value: Any) -> bytes:
         return b"dict" + b"\0".join(str(key).encode() + value_bytes(value[key]) for key in sorted(value))
     if isinstance(value, bytes):
         return b"file" + value
+    if isinstance(value, Tensor):
+        value = as_numpy(value)
     if hasattr(value, "tobytes"):  # arrays, PIL images
         return f"array {getattr(value, 'shape', None) or getattr(value, 'size', '')}".encode() + value.tobytes()
     return f"{type(value).__name__} {value!r}".encode()

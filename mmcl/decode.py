@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 
+from mmcl.arrays import as_numpy
+
 CHANNELS_LIMIT = 16
 """Most channels of a waveform; a wider array is a spectrogram or a batch."""
 
@@ -32,10 +34,10 @@ class RowError(ValueError):
         return f"row {self.row}: {self.reason}"
 
 
-def decode_rows(values: Iterable[Any], decode: Callable[[Any], Any], offset: int = 0) -> list[Any]:
-    """`decode` of each value. The first that fails is a RowError with its position plus `offset`."""
+def decode_rows(values: Iterable[Any], decode: Callable[[Any], Any]) -> list[Any]:
+    """`decode` of each value. The first that fails is a RowError with its position."""
     decoded = []
-    for row, value in enumerate(values, start=offset):
+    for row, value in enumerate(values):
         try:
             decoded.append(decode(value))
         except ValueError as error:
@@ -74,7 +76,7 @@ def decode_image(value: Any) -> Any:
     if isinstance(value, Image.Image):
         return _upright_rgb(value)
     if isinstance(value, torch.Tensor):
-        array = _as_numpy(value)
+        array = as_numpy(value)
         return _image_from_array(
             np.moveaxis(array, 0, -1) if array.ndim == 3 else array, f"tensor {tuple(value.shape)}"
         )
@@ -107,7 +109,7 @@ def decode_audio(value: Any, sampling_rate: Any) -> Float[np.ndarray, " samples"
         samples, rate = value[0], _rate(value[1])
     else:
         samples, rate = _read_audio(_file_of(value, "audio"))
-    return np.clip(resample(_mono(_as_numpy(samples)), rate, target), -1.0, 1.0)
+    return np.clip(resample(_mono(as_numpy(samples)), rate, target), -1.0, 1.0)
 
 
 def resample(waveform: Float[np.ndarray, " samples"], rate: int, target: int) -> Float[np.ndarray, " resampled"]:
@@ -130,13 +132,6 @@ def _refuse_missing(value: Any, kind: str) -> None:
     nan = isinstance(value, float) and math.isnan(value)
     if value is None or nan or type(value).__name__ in ("NAType", "NaTType"):
         raise ValueError(f"{kind} is missing ({value!r})")
-
-
-def _as_numpy(value: Any) -> Shaped[np.ndarray, "..."]:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    return np.asarray(value)
 
 
 def _refuse_nan(array: Shaped[np.ndarray, "..."], kind: str) -> None:

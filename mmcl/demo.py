@@ -125,7 +125,7 @@ def train_and_test(world: DigitWorld, name: str, seed: int, text: str, progress:
     with evaluating(model):
         tuples = model.encode(inputs)
     classifier = ZeroShotClassifier(model, WORDS)
-    accuracy = float(np.mean([a == b for a, b in zip(classifier.predict(inputs), test["text"], strict=True)]))
+    accuracy = float(np.mean([a == b for a, b in zip(classifier.predict(tuples), test["text"], strict=True)]))
     index = TupleIndex.build(model, tuples, metadata=described(test), encoded=True)
     hits = list(index.search({"text": list(WORDS)}, k=SHOWN))
     right = np.array([[row["text"] == word for _, _, row in found] for word, found in zip(WORDS, hits, strict=True)])

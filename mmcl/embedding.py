@@ -46,7 +46,8 @@ def embed(
         out: folder of the shards.
         columns: {modality: column}; default: columns named as the modalities.
         modalities: those to embed; default: all of the model's.
-        key: column of unique values by which shards of different folders are joined; default: the row number.
+        key: column of unique values by which shards of different folders are joined, which refuses a value that
+            stands twice; default: the row number.
         keep: columns kept as metadata; default: all of numbers, strings, booleans, dates and times.
         batch_size: rows encoded at once.
         shard_size: rows a shard, rounded up to whole batches.
@@ -64,9 +65,11 @@ def embed(
     run = {"fingerprint": model.fingerprint(), "dim": model.score.dim, "dtype": dtype, "columns": maker.columns}
     run |= {"key": key, "metadata": kept, "batch_size": batch_size, "shard_size": shard_size, "rows": maker.count}
     number = lookup(DTYPES, dtype, "dtype")
+    if maker.count == 0:
+        raise ValueError("the dataset has no rows to embed")
     writer = ShardWriter(Path(out), run)
     done = sum(shard["rows"] for shard in writer.shards)
-    batches = column_rows(maker.dataset.skip(done), batch_size, done)
+    batches = column_rows(maker.dataset.skip(done), batch_size, done) if done != maker.count else iter(())
     with evaluating(model), counting("embedding", maker.count, done, progress) as advance:
         while shard := list(islice(encoded(maker, batches), math.ceil(shard_size / batch_size))):
             parts = [embeddings for _, embeddings in shard]

@@ -10,7 +10,7 @@ from mmcl.encoders import ENCODERS
 from mmcl.model import MultimodalModel
 from mmcl.recipes import IndexRecipe, TrainRecipe, beside, read_recipe, source_beside
 from mmcl.scores import SCORES, load_score
-from mmcl.shards import open_shards
+from mmcl.shards import MANIFEST, open_shards, verify_shards
 from mmcl.tables import lookup
 from mmcl.training import FitResult, fit
 
@@ -88,6 +88,8 @@ def index_job(recipe: str | Path, out: str | None = None) -> Any:
     else:
         source = load_score(beside(recipe, str(plan.score)))
     folder = beside(recipe, plan.embeddings)
+    if (Path(folder) / MANIFEST).is_file():
+        verify_shards(folder)
     ids = None if plan.ids is None else open_shards(folder).column(plan.ids)
     index = TupleIndex.build(source, folder, ids=ids, factory=plan.factory, modalities=plan.modalities)
     index.save(out or index_folder(recipe, plan))

@@ -9,20 +9,20 @@ from typing import Any, cast
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 from huggingface_hub.errors import HFValidationError
-from safetensors.torch import load_model, save_model
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mmcl import __version__
-from mmcl.arrays import as_rows, refuse_bad_rows, refuse_unknown
+from mmcl.arrays import as_rows, off_unit_norm, refuse_bad_rows, refuse_unknown
 from mmcl.decode import RowError
 from mmcl.encoders import ENCODERS, Encoder
-from mmcl.encoders.base import Inputs, input_length, is_prepared, map_inputs, take_rows
+from mmcl.inputs import Inputs, input_length, is_prepared, map_inputs, take_rows
 from mmcl.scores import Score, score_from_config
 from mmcl.tables import lookup
 
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
-NORM_TOLERANCE = 1e-3
 MODEL_CARD = """---
 {{ card_data }}
 ---
@@ -95,6 +95,8 @@ class MultimodalModel(
             and for an embedding that is not finite and of norm 1.
         """
         refuse_unknown(values, self.modalities, "values")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, or None for all rows at once, got {batch_size}")
         return {name: self._encode(name, rows, batch_size) for name, rows in values.items()}
 
     def _encode(self, name: str, values: Any, batch_size: int | None) -> Tensor:
@@ -107,9 +109,16 @@ class MultimodalModel(
         for start in range(0, count, step):
             part = slice(start, start + step)
             inputs = take_rows(values, part) if prepared else values[part]
-            rows = self.encoders[name](self._on_device(inputs if prepared else self.prepare(name, inputs, start)))
-            parts.append(self._checked(rows, name, start))
+            inputs = self._fitted(name, inputs if prepared else self.prepare(name, inputs, start))
+            parts.append(self._checked(self._run(name, inputs), name, start))
         return torch.cat(parts[1:] or parts)
+
+    def _run(self, name: str, inputs: Inputs) -> Tensor:
+        try:
+            return self.encoders[name](inputs)
+        except Exception as error:
+            error.add_note(f"while encoding {name!r}")
+            raise
 
     def prepare(self, name: str, values: Any, offset: int = 0) -> Inputs:
         """Inputs of one modality's backbone, on the CPU; errors name the modality and the row, counted from offset."""
@@ -120,13 +129,16 @@ class MultimodalModel(
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 
-    def _on_device(self, inputs: Inputs) -> Inputs:
-        return map_inputs(lambda rows: rows.to(self.device), inputs)
+    def _fitted(self, name: str, inputs: Inputs) -> Inputs:
+        """Inputs on the model's device, floats in the precision of the encoder's weights."""
+        weights = (p.dtype for p in self.encoders[name].parameters() if p.is_floating_point())
+        precision = next(weights, torch.float32)
+        return map_inputs(lambda rows: rows.to(self.device, precision if rows.is_floating_point() else None), inputs)
 
     def _checked(self, rows: Tensor, name: str, offset: int) -> Tensor:
         rows = as_rows(rows, name, self.score.dim)
         refuse_bad_rows(rows, name, offset)
-        off = (torch.linalg.vector_norm(rows.detach(), dim=1) - 1).abs() > NORM_TOLERANCE
+        off = off_unit_norm(rows)
         if off.any():
             raise ValueError(f"{name}: row {int(off.nonzero()[0]) + offset} is not of norm 1; encoders give unit rows")
         return rows
@@ -171,7 +183,7 @@ class MultimodalModel(
                 folder = assets_folder(save_directory, self.modalities, name)
                 folder.mkdir(parents=True, exist_ok=True)
                 encoder.save_assets(folder)
-        save_model(self, str(save_directory / WEIGHTS))
+        save_weights(self, save_directory / WEIGHTS)
         content = {"format_version": FORMAT_VERSION, "mmcl_version": __version__, "model": self.config()}
         (save_directory / "config.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
 
@@ -203,12 +215,30 @@ class MultimodalModel(
             folder = Path(str(downloaded))
         config = read_config(folder)
         model = cls(build_encoders(folder, config, encoders or {}), score_from_config(config["score"]))
-        try:
-            load_model(model, str(folder / WEIGHTS))
-        except RuntimeError as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            raise ValueError(f"{folder / WEIGHTS} does not fit its config: {' '.join(lines[:2])[:500]}") from error
+        load_weights(model, folder / WEIGHTS, assign=True)
         return model.eval()
+
+
+def save_weights(model: nn.Module, file: Path) -> None:
+    """Every tensor under every name it has: modules that share weights come back as equal copies."""
+    save_file({name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}, file)
+
+
+def load_weights(model: nn.Module, file: Path, assign: bool) -> None:
+    """Set all weights to those of the file; ValueError names the first that does not fit.
+
+    assign: take over the file's precision. The parameters are then new tensors, which no optimiser knows.
+    """
+    try:
+        state = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    device = next(model.parameters()).device
+    try:
+        model.load_state_dict({name: value.to(device) for name, value in state.items()}, assign=assign)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ValueError(f"{file} does not fit its config: {' '.join(lines[:2])[:500]}") from error
 
 
 def as_encoder(module: Any, name: str, dim: int) -> Encoder:

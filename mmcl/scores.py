@@ -97,12 +97,12 @@ class Hadamard(RowScore):
         super().__init__(modalities, dim)
         self.tied = tied
         self.logit_scale = nn.Parameter(torch.tensor(log_scale(temperature)))
-        ones = torch.ones(dim)
+        ones = torch.ones(self.dim)
         if tied:
             self.register_buffer("weight", ones)
         else:
             self.weight = nn.Parameter(ones)
-        start = torch.full((len(self.modalities), dim), dim**-0.5)
+        start = torch.full((len(self.modalities), self.dim), self.dim**-0.5)
         self.neutral = nn.Parameter(start) if neutral else None
 
     @property

@@ -12,6 +12,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,9 @@ class Score(nn.Module, ABC):
     def __init__(self, modalities: Any, dim: Any):
         super().__init__()
         self.modalities = check_modalities(modalities)
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        if isinstance(dim, bool) or not isinstance(dim, Integral) or dim < 1:
             raise ValueError(f"dim must be a positive integer, got {dim!r}")
-        self.dim = dim
+        self.dim = int(dim)
 
     @abstractmethod
     def forward(self, embeddings: Embeddings, present: Present | None = None) -> Float[Tensor, " n"]:

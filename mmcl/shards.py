@@ -7,7 +7,6 @@ folder/
   metadata/metadata_0000.parquet        one row each: `key` and the columns that were kept
 """
 
-import hashlib
 import json
 import os
 import re
@@ -19,6 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from mmcl.checksums import sha256
 
 FORMAT_VERSION = 1
 KEY = "key"
@@ -66,11 +67,11 @@ class ShardWriter:
             path.parent.mkdir(exist_ok=True)
             with open(path, "wb") as file:
                 np.save(file, rows, allow_pickle=False)
-            files[str(path.relative_to(self.folder))] = file_sha256(path)
+            files[str(path.relative_to(self.folder))] = sha256(path)
         path = metadata_path(self.folder, name)
         path.parent.mkdir(exist_ok=True)
         pq.write_table(metadata, path)
-        files[str(path.relative_to(self.folder))] = file_sha256(path)
+        files[str(path.relative_to(self.folder))] = sha256(path)
         self.shards.append({"name": name, "rows": metadata.num_rows, "files": files})
         self.write_manifest(complete=False)
 
@@ -182,7 +183,7 @@ def verify_shards(folder: str | Path) -> int:
     manifest = read_manifest(folder)
     for shard in manifest["shards"]:
         for name, digest in shard["files"].items():
-            if not (folder / name).is_file() or file_sha256(folder / name) != digest:
+            if not (folder / name).is_file() or sha256(folder / name) != digest:
                 raise ValueError(f"{folder / name} is missing or differs from what the manifest says")
     return sum(shard["rows"] for shard in manifest["shards"])
 
@@ -255,9 +256,3 @@ def rows_by_key(folder: Path, modality: str, keys: list[Any], places: dict[Any, 
     for shard in {places[key][0] for key in keys}:
         parts[shard] = read_embeddings(folder, modality, shard)
     return np.stack([parts[places[key][0]][places[key][1]] for key in keys])
-
-
-def file_sha256(path: Path) -> str:
-    """Hex digest of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,5 +1,6 @@
 """Training: one loop, on one process or many (accelerate)."""
 
+import inspect
 import math
 import os
 import signal
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from mmcl.batching import Batch, BatchMaker, batches, planned_steps
 from mmcl.checkpoints import Checkpoints
-from mmcl.encoders.base import map_inputs
+from mmcl.inputs import map_inputs
 from mmcl.losses import TUPLE_LOSSES
 from mmcl.model import MultimodalModel
 from mmcl.progress import Record, Reporter
@@ -82,7 +83,8 @@ def fit(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, warmup_then_cosine(total, s.warmup))
     wrapped, stepper = accelerator.prepare(objective, optimiser)
     reporter = Reporter(total, out, log, show=progress, main=accelerator.is_main_process)
-    store = Checkpoints(out, {**s.model_dump(), "processes": world}, resume, accelerator.is_main_process)
+    made_of = {"processes": world, "rows": maker.count, "columns": maker.columns, "groups": maker.groups}
+    store = Checkpoints(out, {**s.model_dump(), **made_of}, resume, accelerator.is_main_process)
     start = store.restore(model, optimiser, schedule, reporter)
     source = batches(maker, s.batch_size, s.seed, s.workers, rank, world, start * s.accumulate)
 
@@ -126,6 +128,7 @@ class Objective(nn.Module):
         self.model = model
         self.function = lookup(TUPLE_LOSSES, loss, "loss")
         self.options = dict(options)
+        refuse_unknown_options(loss, self.function, options)
         self.contrastive = loss == "contrastive"
         self.random = loss != "pairwise"
         if groups and not self.contrastive:
@@ -138,6 +141,15 @@ class Objective(nn.Module):
         if self.random:
             options["generator"] = torch.Generator().manual_seed(seed)
         return self.function(self.model.score, self.model(inputs), **options, **self.options)
+
+
+def refuse_unknown_options(loss: str, function: Callable[..., Tensor], options: Mapping[str, Any]) -> None:
+    """ValueError that lists the options of a loss which a run may set; embeddings, groups and seed come from it."""
+    set_by_fit = {"score", "embeddings", "groups", "generator", "gather"}
+    known = [name for name in inspect.signature(function).parameters if name not in set_by_fit]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ValueError(f"loss_options: unknown option {unknown[0]!r} of loss {loss!r}; it takes {known}")
 
 
 def make_accelerator(precision: str, accumulate: int, unused: bool) -> Any:

@@ -32,7 +32,7 @@ class FitSettings(Settings):
     """Largest gradient norm; None for no clipping."""
     accumulate: int = Field(1, ge=1)
     """Batches whose gradients are averaged before a step. This does not add negatives."""
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Literal["no", "bf16"] = "no"
     """Mixed precision of the encoders; scores and losses stay float32."""
     seed: int = Field(0, ge=0)
     """Of batch order, dropout, noise and shuffles; the caller's generators are left as they were."""

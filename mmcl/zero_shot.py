@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from mmcl.arrays import full_precision, refuse_unknown, same_length
 from mmcl.modes import evaluating
+from mmcl.values import as_embeddings, is_encoded
 
 Template = str | Callable[[str], str]
 
@@ -50,13 +51,14 @@ class ZeroShotClassifier:
         self.classes = tuple(prompts)
         self.class_vectors = encode_classes(model, prompts, target, batch_size)
 
-    def scores(self, inputs: Any, present: Any = None) -> Float[Tensor, "n classes"]:
+    def scores(self, inputs: Any, present: Any = None, encoded: Any = None) -> Float[Tensor, "n classes"]:
         """The model's score of every row with every class, in eval mode and without gradient.
 
         Args:
-            inputs: {modality: raw values, tensors or embeddings of n rows}, some or all of the modalities but the
-                target; those left out are absent (see `Score.query_vectors`).
+            inputs: {modality: raw values, prepared tensors or embeddings of n rows}, some or all of the modalities but
+                the target; those left out are absent (see `Score.query_vectors`).
             present: {modality: (n,) bool}, False where a row lacks the modality.
+            encoded: whether inputs are embeddings; default: where they are unit rows of the score's width.
         Raises: KeyError for an unknown modality, or a score that cannot do without an absent one; ValueError where
             nothing, no row or the target is given.
         """
@@ -64,7 +66,7 @@ class ZeroShotClassifier:
         score = self.model.score
         absent = tuple(name for name in score.modalities if name not in inputs and name != self.target)
         with evaluating(self.model):
-            queries = self.model.encode(dict(inputs), batch_size=self.batch_size)
+            queries = {name: self._rows(name, values, encoded) for name, values in inputs.items()}
             if same_length(queries) == 0:
                 raise ValueError(f"no row to classify: {list(inputs)} are empty")
             query = score.query_vectors(queries, present=present, absent=absent)
@@ -72,13 +74,20 @@ class ZeroShotClassifier:
             with full_precision(query.device):
                 return query @ items.to(query.dtype).T
 
-    def probabilities(self, inputs: Any, present: Any = None) -> Float[Tensor, "n classes"]:
+    def probabilities(self, inputs: Any, present: Any = None, encoded: Any = None) -> Float[Tensor, "n classes"]:
         """Softmax of `scores` over the classes: every class is as likely beforehand."""
-        return self.scores(inputs, present).softmax(dim=1)
+        return self.scores(inputs, present, encoded).softmax(dim=1)
 
-    def predict(self, inputs: Any, present: Any = None) -> list[str]:
+    def predict(self, inputs: Any, present: Any = None, encoded: Any = None) -> list[str]:
         """Name of the best class of each row; a tie goes to the class that was listed first."""
-        return [self.classes[best] for best in self.scores(inputs, present).argmax(dim=1).tolist()]
+        return [self.classes[best] for best in self.scores(inputs, present, encoded).argmax(dim=1).tolist()]
+
+    def _rows(self, name: str, values: Any, encoded: Any) -> Tensor:
+        """(n, d) unit rows of raw values, or the embeddings themselves."""
+        dim = self.model.score.dim
+        if is_encoded(values, name, dim, self.model, encoded):
+            return as_embeddings(values, name, dim).to(self.class_vectors.device)
+        return self.model.encode({name: values}, batch_size=self.batch_size)[name]
 
     def _check(self, inputs: Any) -> None:
         others = [name for name in self.model.score.modalities if name != self.target]

@@ -202,3 +202,40 @@ def test_three_modalities_share_one_maker():
     three = MultimodalModel({name: vectors(1, 4) for name in names}, Hadamard(names, 4))
     data = datasets.Dataset.from_dict({name: [[float(row)] for row in range(6)] for name in names})
     assert set(BatchMaker(three, data)[[1, 2]].inputs) == set(names)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", None])
+def test_groups_and_inputs_do_not_depend_on_the_datasets_format(kind):
+    values = {"sensor": [[float(row // 2), 1.0, 2.0] for row in range(12)], "word": ["no", "yes"] * 6}
+    data = datasets.Dataset.from_dict(values).with_format(kind)
+    batch = BatchMaker(model(), data, groups={"sensor": "equal"})[list(range(12))]
+    assert len(set(batch.groups["sensor"].tolist())) == 6
+    assert batch.inputs["sensor"][:, 0].tolist() == [row // 2 for row in range(12)]
+
+
+def test_rows_of_arrays_and_tensors_are_told_apart_to_the_last_digit():
+    assert len(set(group_ids(np.random.default_rng(0).normal(size=(50, 3))).tolist())) == 50
+    nearly = torch.ones(16, 3) + torch.arange(16)[:, None] * 1e-5
+    assert len(set(group_ids(nearly).tolist())) == 16
+    assert len(set(group_ids([torch.zeros(3, 64, 64), torch.zeros(3, 64, 64)]).tolist())) == 1
+
+
+def test_a_transform_is_kept_and_not_cached():
+    def double(batch):
+        return {**batch, "sensor": (2 * np.array(batch["sensor"])).tolist()}
+
+    data = datasets.Dataset.from_dict(rows(4)).with_transform(double)
+    assert BatchMaker(model(), data)[[1]].inputs["sensor"].tolist() == [[6.0, 8.0, 10.0]]
+    with pytest.raises(ValueError, match="would freeze the dataset's transform"):
+        BatchMaker(model(), data, cache=True)
+
+
+def test_what_is_no_dataset_is_refused_by_its_kind(tmp_path):
+    part = datasets.Dataset.from_dict(rows(4))
+    with pytest.raises(ValueError, match=r"got DatasetDict of \['test', 'train'\]; choose one"):
+        BatchMaker(model(), datasets.DatasetDict({"train": part, "test": part}))
+    with pytest.raises(ValueError, match="expected a datasets.Dataset or IterableDataset, got list"):
+        BatchMaker(model(), [{"sensor": [1.0], "word": "no"}])
+    (tmp_path / "broken.csv").write_text("a,b\n1,2\n1,2,3,4\n")
+    with pytest.raises(ValueError, match="broken.csv cannot be read: "):
+        load_data(str(tmp_path / "broken.csv"))

@@ -390,12 +390,12 @@ def test_pandas_missing_values_are_missing():
 # Rows
 
 
-def test_first_bad_row_is_named_with_its_offset():
+def test_first_bad_row_is_named():
     with pytest.raises(RowError) as caught:
-        decode_rows(["a", None, 3], decode_text, offset=100)
-    assert caught.value.row == 101
+        decode_rows(["a", None, 3], decode_text)
+    assert caught.value.row == 1
     assert caught.value.reason == "text is missing (None)"
-    assert str(caught.value) == "row 101: text is missing (None)"
+    assert str(caught.value) == "row 1: text is missing (None)"
 
 
 def test_good_rows_keep_their_order():

@@ -157,3 +157,23 @@ def test_a_stream_embeds_too(model, data, tmp_path):
     streamed, _ = joined(run(model, data.to_iterable_dataset(), tmp_path / "b"))
     for name in whole:
         np.testing.assert_array_equal(whole[name], streamed[name])
+
+
+def test_running_again_after_the_end_or_just_before_it_is_fine(model, data, tmp_path, monkeypatch):
+    run(model, data, tmp_path / "a")
+    again, _ = joined(run(model, data, tmp_path / "a"))
+    assert len(again["word"]) == 25
+    kept = shard_files.ShardWriter.write_manifest
+
+    def die_before_the_end(self, complete):
+        if complete:
+            raise KeyboardInterrupt
+        kept(self, complete)
+
+    monkeypatch.setattr(shard_files.ShardWriter, "write_manifest", die_before_the_end)
+    with pytest.raises(KeyboardInterrupt):
+        run(model, data, tmp_path / "b")
+    monkeypatch.undo()
+    assert run(model, data, tmp_path / "b").rows() == 25
+    with pytest.raises(ValueError, match="no rows to embed"):
+        run(model, data.select([]), tmp_path / "c")

@@ -172,3 +172,34 @@ def test_a_foreign_folder_and_wrong_weights_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="format version 99"):
         MultimodalModel.from_pretrained(tmp_path)
+
+
+def test_two_modalities_may_share_an_encoder(tmp_path):
+    shared = vectors(3, 8)
+    model = MultimodalModel({"a": shared, "b": shared}, SumOfPairs(("a", "b"), 8)).eval()
+    model.save_pretrained(tmp_path)
+    again = MultimodalModel.from_pretrained(tmp_path)
+    assert again.fingerprint() == model.fingerprint()
+    rows = torch.randn(2, 3)
+    assert torch.equal(again.encode({"b": rows})["b"], model.encode({"a": rows})["a"])
+
+
+@pytest.mark.parametrize("cast", ["double", "half", "bfloat16"])
+def test_another_precision_is_saved_loaded_and_run(tmp_path, cast):
+    model = getattr(small_model(), cast)()
+    model.save_pretrained(tmp_path)
+    again = MultimodalModel.from_pretrained(tmp_path)
+    assert again.fingerprint() == model.fingerprint()
+    for name, rows in model.encode(VALUES).items():
+        assert torch.equal(rows, again.encode(VALUES)[name])
+        assert rows.dtype == (torch.float64 if cast == "double" else torch.float32)
+
+
+def test_a_batch_size_below_one_and_a_broken_file_are_refused(tmp_path):
+    for size in (0, -1):
+        with pytest.raises(ValueError, match="batch_size must be at least 1"):
+            small_model().encode(VALUES, batch_size=size)
+    small_model().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
+        MultimodalModel.from_pretrained(tmp_path)

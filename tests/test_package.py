@@ -83,7 +83,8 @@ def test_the_wheel_holds_mmcl_alone_and_works_beside_a_folder_named_eval(tmp_pat
     top = {name.split("/")[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == {"mmcl"}
     assert "mmcl/py.typed" in names
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "site")]
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True)
     (tmp_path / "work" / "eval").mkdir(parents=True)
     (tmp_path / "work" / "eval" / "__init__.py").write_text("raise RuntimeError('not yours')")
     code = (

@@ -66,7 +66,9 @@ def test_same_seed_same_weights_and_the_callers_generators_are_untouched(data):
     assert not same_weights(first, third)
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "workers": 1}, {"cache_inputs": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": 2, "workers": 1}, {"cache_inputs": True}, {"precision": "bf16"}]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(data, tmp_path, monkeypatch, options):
     options = {"checkpoint_every": 3, **options}
     whole = make(noise=0.1, dropout=0.1)
@@ -103,6 +105,8 @@ def test_resuming_with_other_settings_names_the_first_that_differs(data, tmp_pat
         train(make(), data, out=tmp_path, epochs=1)
     with pytest.raises(ValueError, match=r"made with lr = 0.01, now it is 0.02"):
         train(make(), data, out=tmp_path, epochs=1, lr=2e-2, resume=True)
+    with pytest.raises(ValueError, match="made with rows = 640, now it is 128"):
+        train(make(), data.select(range(128)), out=tmp_path, epochs=1, resume=True)
     with pytest.raises(ValueError, match="needs `out`"):
         train(make(), data, resume=True)
     finished = train(make(), data, out=tmp_path, epochs=1, resume=True)
@@ -200,6 +204,8 @@ def test_tensorboard_gets_the_history(data, tmp_path):
         ({"epoch": 3}, ValueError, r"unknown key 'epoch'; the keys there are \['accumulate'.*'epochs'"),
         ({"epochs": 0}, ValueError, "epochs = 0: Input should be greater"),
         ({"batch_size": 1}, ValueError, "batch_size = 1"),
+        ({"loss_options": {"gues": 1}}, ValueError, r"unknown option 'gues' of loss 'contrastive'; it takes \['guess'"),
+        ({"loss_options": {"groups": {}}}, ValueError, "unknown option 'groups'"),
         ({"loss": "clip"}, KeyError, "unknown loss 'clip'; choose from"),
         ({"columns": {"a": "x"}}, KeyError, "no column 'x' for modality 'a'"),
         ({"batch_size": 1000}, ValueError, "640 rows, too few for batch_size 1000"),

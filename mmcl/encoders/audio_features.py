@@ -54,7 +54,7 @@ def frame_count(samples: int, sampling_rate: int, hop: float = 0.010) -> int:
 def mel_filters(sampling_rate: int, n_fft: int, n_mels: int) -> Float[Tensor, "n_mels bins"]:
     """Triangular filters of peak 1 over the n_fft / 2 + 1 bins; each starts and ends at its neighbours' centres.
 
-    Source: the scale m = 2595 log10(1 + f / 700) of HTK (Young et al. 2006, section 5.6).
+    Source: the scale m = 2595 log10(1 + f / 700) of HTK (Young et al. 2006, section "Filterbank Analysis").
     """
     if n_mels < 1:
         raise ValueError(f"n_mels must be at least 1, got {n_mels}")

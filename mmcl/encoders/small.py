@@ -156,6 +156,8 @@ def prepare_vectors(values: Any, width: int) -> Float[Tensor, "n width"]:
 
 def one_vector(value: Any, width: int) -> Float[Tensor, " width"]:
     """One row of numbers; says what is wrong where it is none."""
+    if value is None:
+        raise ValueError("the vector is missing (None)")
     try:
         array = np.asarray(value, dtype=np.float32)
     except (TypeError, ValueError):

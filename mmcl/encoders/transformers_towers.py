@@ -178,13 +178,12 @@ def load_tower(source: str, modality: str, pooling: str, default: str, load_weig
     from transformers import AutoConfig, AutoModel
 
     lookup(dict.fromkeys(STATED_POOLING), pooling, "pooling")
+    if Path(source).is_absolute() and not Path(source).is_dir():
+        raise FileNotFoundError(f"no model folder at {source!r}")
     if load_weights:
-        try:
-            model, report = AutoModel.from_pretrained(source, output_loading_info=True, dtype=torch.float32)
-        except RuntimeError as error:
-            lines = [line.strip() for line in str(error).splitlines() if "size" in line or "shape" in line]
-            fault = lines[0] if lines else str(error)
-            raise ValueError(f"{source}: the weights are of another architecture; {fault}") from error
+        # mismatched shapes are reported, and refused below by name
+        options = {"output_loading_info": True, "ignore_mismatched_sizes": True, "dtype": torch.float32}
+        model, report = AutoModel.from_pretrained(source, **options)
         refuse_random_parts(source, report, modality, pooling)
     else:
         model = AutoModel.from_config(AutoConfig.from_pretrained(source))
@@ -204,7 +203,7 @@ def refuse_random_parts(source: str, report: dict[str, Any], modality: str, pool
     """ValueError that names the first weight the checkpoint lacks; an unused pooler may be missing."""
     missing = sorted(key for key in report["missing_keys"] if pooling == "pooler" or ".pooler." not in f".{key}")
     missing = [key for key in missing if key.split(".")[0] not in UNUSED_PARTS[modality]]
-    wrong = sorted(report.get("mismatched_keys") or [])
+    wrong = sorted(str(each[0] if isinstance(each, tuple) else each) for each in report["mismatched_keys"])
     if missing or wrong:
         first = wrong[0] if wrong else missing[0]
         raise ValueError(

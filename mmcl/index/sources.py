@@ -12,8 +12,8 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from mmcl.arrays import refuse_bad_rows, refuse_unknown, same_length
-from mmcl.index.values import as_embeddings, encode, is_encoded, row_count, take
 from mmcl.scores import Score
+from mmcl.values import as_embeddings, encode, is_encoded, row_count, take
 
 BLOCK_ROWS = 65536
 RAW_ROWS = 256

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mmcl import __version__
+from mmcl.checksums import sha256
 
 FORMAT = "mmcl.tuple_index"
 FORMAT_VERSION = 1
@@ -157,12 +158,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sha256(file: Path) -> str:
-    """Hex digest of a file."""
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def content_digest(content: bytes) -> str:

@@ -17,8 +17,8 @@ from mmcl.index.hits import Hits
 from mmcl.index.items import Items, check_ids, check_metadata
 from mmcl.index.sources import Source, fused_block, open_source
 from mmcl.index.store import FORMAT_VERSION, read_version, write_version
-from mmcl.index.values import as_embeddings, as_query, encode, is_encoded
 from mmcl.scores import Score, load_score
+from mmcl.values import as_embeddings, as_query, encode, is_encoded
 
 
 class TupleIndex:
@@ -48,6 +48,7 @@ class TupleIndex:
         metadata: Any = None,
         factory: Any = "auto",
         device: Any = "cpu",
+        bank: Any = None,
         *,
         encoded: Any = None,
         modalities: Any = None,
@@ -55,13 +56,15 @@ class TupleIndex:
         """Fuse and index items.
 
         Args:
-            score: a Score; or a model, whose score and fingerprint are taken and which encodes raw values.
+            score: a Score; or a model, whose score and fingerprint are taken now and which encodes raw values. Build
+                again after training it further: the items are not encoded anew.
             items: {modality: (n, d) embeddings}; with a model {modality: n raw values} or a `datasets.Dataset` (columns
                 named as modalities; other columns of single values become metadata); or a folder of embedding shards.
             ids: n integers >= 0 or n non-empty strings; default 0..n-1.
             metadata: {column: n values} or a `pyarrow.Table` of n rows, in place of what the items bring along.
             factory: FAISS factory string such as "IVF64,PQ16"; "auto" is "Flat".
             device: "cpu", or "auto" for the same.
+            bank: not in this version; items are ranked by the score itself.
             encoded: whether items are embeddings. Default: without a model they are; with one, where they are unit
                 rows of the score's width.
             modalities: those of the items to store; default: all of them, which must not be all of the score's.
@@ -69,6 +72,7 @@ class TupleIndex:
             column, or the factory string at fault.
         """
         device = check_device(device)
+        refuse_option("bank", bank, "items are ranked by the score itself")
         score, model = (score, None) if isinstance(score, Score) else (check_model(score).score, score)
         source = open_source(items, score, model, modalities, encoded)
         fingerprint = source.fingerprint if model is None else model.fingerprint()
@@ -85,14 +89,15 @@ class TupleIndex:
         index.model, index.fingerprint, index.device = model, fingerprint, device
         return index
 
-    def search(self, queries: Any, k: Any = 10, *, encoded: Any = None, **parameters: Any) -> Hits:
+    def search(self, queries: Any, k: Any = 10, where: Any = None, *, encoded: Any = None, **parameters: Any) -> Hits:
         """The k items of highest score with each query.
 
         Args:
             queries: {modality: (nq, d) embeddings, or raw values where the index has a model}, any of the modalities
-                that are not stored; a single vector or raw value is one query. Those left out are absent (see
-                `Score.query_vectors`).
+                that are not stored; a single vector, number, string, image or dict is one query, other single values
+                go into a list. Those left out are absent (see `Score.query_vectors`).
             k: how many; where there are fewer, `hits.counts` says so.
+            where: not in this version; filter `hits.metadata`.
             encoded: whether queries are embeddings; default as in `build`.
             parameters: FAISS search parameters by name, such as nprobe=32 or efSearch=64.
         Raises: KeyError for an unknown modality, or an absent one that the score cannot replace; ValueError for a
@@ -101,6 +106,7 @@ class TupleIndex:
         """
         if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
             raise ValueError(f"k must be an integer >= 1, got {k!r}")
+        refuse_option("where", where, "filter hits.metadata instead")
         self._backend.check_parameters(parameters)
         vectors = self._query_vectors(queries, encoded)
         shape, found = (len(vectors), int(k)), min(int(k), len(self))
@@ -201,7 +207,7 @@ class TupleIndex:
     def _query_vectors(self, queries: Any, encoded: Any) -> np.ndarray:
         """(nq, width) float32 query vectors of embeddings or raw values."""
         self._check_names(queries)
-        values = {name: as_query(value) for name, value in queries.items()}
+        values = {name: as_query(value, name, self.model) for name, value in queries.items()}
         ready = {name: is_encoded(value, name, self.score.dim, self.model, encoded) for name, value in values.items()}
         raw = {name: value for name, value in values.items() if not ready[name]}
         rows = {name: as_embeddings(values[name], name, self.score.dim) for name in values if ready[name]}
@@ -270,6 +276,12 @@ def check_device(device: Any) -> str:
     if device not in ("cpu", "auto"):
         raise ValueError(f"device must be 'cpu' or 'auto', got {device!r}: this version searches on the CPU")
     return "cpu"
+
+
+def refuse_option(name: str, value: Any, instead: str) -> None:
+    """ValueError where an option is asked for that this version does not have."""
+    if value is not None:
+        raise ValueError(f"{name}= is not in this version of mmcl: {instead}")
 
 
 def check_model(model: Any) -> Any:

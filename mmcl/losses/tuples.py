@@ -229,6 +229,8 @@ def _checked_groups(score: Score, embeddings: Embeddings, groups: Mapping[str, A
     for name, values in (groups or {}).items():
         count = len(embeddings[name])
         array = values if isinstance(values, Tensor) else np.asarray(values)
+        if not isinstance(array, Tensor) and array.dtype == object:
+            raise ValueError(f"groups[{name!r}] must be ({count},) integers of at most 64 bits, got {array.dtype}")
         if tuple(array.shape) != (count,) or not is_whole(array):
             raise ValueError(f"groups[{name!r}] must be ({count},) integers, got {tuple(array.shape)} {array.dtype}")
         checked[name] = as_tensor(array, next(score.parameters()).device).long()

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+
+from mmcl.arrays import as_numpy
 
 
 def recall_at_k(scores: Any, relevant: Any, k: Any) -> float:
@@ -109,14 +109,6 @@ def check_k(k: Any) -> None:
     """ValueError unless k is an integer of at least 1."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise ValueError(f"k must be an integer of at least 1, got {k!r}")
-
-
-def as_numpy(value: Any) -> np.ndarray:
-    """`value` as an array, without a copy where that is possible."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # numpy has no bfloat16
-    return np.asarray(value)
 
 
 def as_scores(scores: Any) -> Float[np.ndarray, "q n"]:

@@ -97,8 +97,10 @@ def test_weights_of_another_width_are_refused(vit_folder, tmp_path):
     shutil.copytree(vit_folder, folder)
     config = (folder / "config.json").read_text().replace('"hidden_size": 32', '"hidden_size": 48')
     (folder / "config.json").write_text(config.replace('"num_attention_heads": 2', '"num_attention_heads": 3'))
-    with pytest.raises(ValueError, match="another architecture"):
+    with pytest.raises(ValueError, match=r"another architecture; first key that does not fit: 'embeddings\.cls_token'"):
         transformers_image(str(folder))
+    with pytest.raises(FileNotFoundError, match="no model folder at '/no/such'"):
+        transformers_image("/no/such")
 
 
 def test_unknown_pooling_lists_the_choices(vit_folder):

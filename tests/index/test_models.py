@@ -66,15 +66,52 @@ def test_single_raw_value_is_one_query(index, model):
 def test_rows_that_are_not_unit_count_as_raw_unless_said_otherwise(model, unit_rows):
     rows = 5 * unit_rows(10, 16)
     index = TupleIndex.build(model, {"image": rows, "audio": unit_rows(10, 16, seed=1)})
-    assert model.calls == [{"image": 10}]
+    assert model.calls == [{"audio": 1}, {"image": 10}]  # one row is tried: the encoder makes the same of it
     exact = TupleIndex.build(model, {"image": rows, "audio": unit_rows(10, 16, seed=1)}, encoded=True)
-    assert model.calls == [{"image": 10}]
+    assert len(model.calls) == 2
     query = unit_rows(2, 16, seed=2)
     assert not np.allclose(index.search({"text": query}).scores, exact.search({"text": query}).scores)
+    model.calls.clear()
     exact.search({"text": query}, encoded=False)
-    assert model.calls[1:] == [{"text": 2}]
+    assert model.calls == [{"text": 2}]
     with pytest.raises(ValueError, match="encoded must be"):
         exact.search({"text": query}, encoded="yes")
+
+
+def test_unit_rows_that_the_encoder_also_takes_must_be_declared(unit_rows):
+    from mmcl import MultimodalModel, SumOfPairs, ZeroShotClassifier
+    from mmcl.encoders import categories, vectors
+
+    encoders = {"image": vectors(8, 8), "text": categories(["a", "b"], 8)}
+    real = MultimodalModel(encoders, SumOfPairs(("image", "text"), 8))
+    rows = unit_rows(5, 8)
+    for call in (
+        lambda **options: TupleIndex.build(real, {"image": rows}, **options).search({"text": "a"}, k=5).scores,
+        lambda **options: ZeroShotClassifier(real, ["a", "b"]).scores({"image": rows}, **options),
+    ):
+        with pytest.raises(ValueError, match="image: these rows of norm 1 and width 8 may be embeddings or raw values"):
+            call()
+        assert not np.allclose(call(encoded=True), call(encoded=False))
+    queries = TupleIndex.build(real, {"image": rows}, encoded=True)
+    assert len(queries.search({"text": ["a", "b"]})) == 2
+
+
+def test_a_list_of_number_categories_is_a_batch(unit_rows):
+    from mmcl import MultimodalModel, SumOfPairs
+    from mmcl.encoders import categories
+
+    real = MultimodalModel({"a": categories([0, 1, 2], 8), "b": categories([0, 1], 8)}, SumOfPairs(("a", "b"), 8))
+    index = TupleIndex.build(real, {"a": [0, 1, 2, 1]})
+    assert len(index.search({"b": [0, 1]})) == len(index.search({"b": np.array([1, 0])})) == 2
+    assert len(index.search({"b": 1})) == 1
+
+
+def test_options_of_later_versions_are_refused_by_name(model, index):
+    with pytest.raises(ValueError, match="bank= is not in this version"):
+        TupleIndex.build(model, {"image": WORDS, "audio": WORDS}, bank={"text": WORDS})
+    with pytest.raises(ValueError, match="where= is not in this version"):
+        index.search({"text": "one"}, where="year > 2000")
+    assert len(index.search({"text": "one"}, k=2, where=None)) == 1
 
 
 def test_raw_values_without_a_model_say_how_to_give_one(model, index, tmp_path):
@@ -119,7 +156,7 @@ def test_a_real_model_is_run_in_evaluation_mode_and_left_as_it_was(make_score):
     assert [module.training for module in model.modules()] == modes
     with pytest.raises(RuntimeError) as error:
         index.search({"audio": torch.randn(3, 5)})
-    assert "encoded=True" in error.value.__notes__[0]
+    assert any("encoded=True" in note for note in error.value.__notes__)
 
 
 def test_raw_values_are_encoded_in_blocks_in_order(model, monkeypatch):

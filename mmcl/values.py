@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-from mmcl.arrays import as_rows
+from mmcl.arrays import NORM_TOLERANCE, as_rows, off_unit_norm
+from mmcl.inputs import input_length, is_prepared, take_rows
 from mmcl.modes import evaluating
 
-NORM_TOLERANCE = 1e-3
 NORM_BLOCK = 65536
 NO_MODEL = (
     "raw values are encoded by a model: TupleIndex.build(model, ...), or TupleIndex.load(path, model=...) for an index "
@@ -21,29 +21,68 @@ NO_MODEL = (
 )
 
 
-def as_query(value: Any) -> Any:
-    """One query as a batch of one: a vector, a string, an image; a batch as it is."""
-    if isinstance(value, np.ndarray | Tensor):
-        return value[None] if value.ndim == 1 and is_numeric(value) else value
+def as_query(value: Any, name: str, model: Any = None) -> Any:
+    """A batch of one from a single vector, number, string, image or dict; anything else is a batch already."""
     if isinstance(value, Mapping):
         return value if is_prepared(value) else [value]
     if isinstance(value, str | bytes) or not hasattr(value, "__len__"):
         return [value]
-    return [value] if len(value) and all(isinstance(each, Real) for each in value) else value
+    flat = value.ndim == 1 if isinstance(value, np.ndarray | Tensor) else is_flat(value)
+    if not flat or not is_numeric(value):
+        return value
+    if model is not None and prepares(model, name, value):  # numbers that are one raw value each, as categories are
+        return value
+    return value[None] if isinstance(value, np.ndarray | Tensor) else [value]
+
+
+def is_flat(values: Any) -> bool:
+    """Whether it is a list of numbers."""
+    return len(values) > 0 and all(isinstance(each, Real) for each in values)
+
+
+def prepares(model: Any, name: str, values: Any) -> bool:
+    """Whether the model's encoder of the modality takes these as raw values of one row each."""
+    try:
+        model.prepare(name, values)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
 
 
 def is_encoded(value: Any, name: str, dim: int, model: Any, encoded: Any) -> bool:
     """Whether these are embeddings: what the caller says; without a model always; else unit rows of the right width.
 
-    Raises: ValueError where raw values come without a model.
+    Raises: ValueError where raw values come without a model, and where unit rows might as well be raw values.
     """
     if encoded is not None and not isinstance(encoded, bool):
         raise ValueError(f"encoded must be True, False or None, got {encoded!r}")
     if model is None:
         if encoded is False or not is_numeric(value):
-            raise ValueError(f"{name}: {NO_MODEL}")
+            raise ValueError(f"{name}: expected an array of numbers, got {described(value)}; {NO_MODEL}")
         return True
-    return encoded if encoded is not None else has_unit_rows(value, dim)
+    if encoded is not None or not has_unit_rows(value, dim):
+        return bool(encoded)
+    if encodes_to_another(model, name, value[:1], dim):
+        raise ValueError(
+            f"{name}: these rows of norm 1 and width {dim} may be embeddings or raw values of the encoder, which takes "
+            "that width too; say which with encoded=True or encoded=False"
+        )
+    return True
+
+
+def encodes_to_another(model: Any, name: str, row: Any, dim: int) -> bool:
+    """Whether the model's encoder takes this row as a raw value too, and makes another vector of it."""
+    try:
+        encoded = encode(model, {name: row}, dim)[name]
+    except Exception:  # a user's module may raise anything on what it does not take
+        return False
+    return bool((encoded - as_embeddings(row, name, dim)).abs().max() > NORM_TOLERANCE)
+
+
+def described(value: Any) -> str:
+    """What kind of thing a value is, for an error."""
+    kind = type(value).__name__
+    return f"{kind} of {type(value[0]).__name__}" if isinstance(value, list | tuple) and len(value) else kind
 
 
 def is_numeric(value: Any) -> bool:
@@ -68,12 +107,7 @@ def has_unit_rows(value: Any, dim: int) -> bool:
         return False
     floats = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
     blocks = (value[start : start + NORM_BLOCK] for start in range(0, len(value), NORM_BLOCK))
-    return floats and all(unit_rows(as_rows(block, "")) for block in blocks)
-
-
-def unit_rows(rows: Tensor) -> bool:
-    """Whether every row has norm 1."""
-    return bool(((torch.linalg.vector_norm(rows.detach(), dim=1) - 1).abs() <= NORM_TOLERANCE).all())
+    return floats and not any(off_unit_norm(as_rows(block, "")).any() for block in blocks)
 
 
 def as_embeddings(value: Any, name: str, dim: int) -> Float32[Tensor, "n dim"]:
@@ -100,19 +134,12 @@ def encode(model: Any, values: Mapping[str, Any], dim: int, start: int = 0) -> d
 def row_count(value: Any, name: str) -> int:
     """Rows of an array, a list, or a dict of prepared tensors."""
     if is_prepared(value):
-        return len(next(iter(value.values())))
+        return input_length(value)
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0:
         raise ValueError(f"{name}: expected one value a row, got {type(value).__name__}")
     return len(value)
 
 
 def take(value: Any, start: int, end: int) -> Any:
-    """Rows start..end of an array, a list, or a dict of prepared tensors."""
-    if is_prepared(value):
-        return {key: part[start:end] for key, part in value.items()}
-    return value[start:end]
-
-
-def is_prepared(value: Any) -> bool:
-    """Whether it is a dict of tensors, as a backbone takes them."""
-    return isinstance(value, Mapping) and len(value) > 0 and all(isinstance(part, Tensor) for part in value.values())
+    """Rows start..end of an array, a list, or prepared tensors."""
+    return take_rows(value, slice(start, end)) if is_prepared(value) else value[start:end]
