@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mmcl.arrays import refuse_unknown
-from mmcl.data import EQUAL, group_ids, has_transform, modality_columns, refuse_missing_column, undecoded
+from mmcl.data import EQUAL, group_ids, has_transform, modality_columns, named_labels, refuse_missing_column, undecoded
 from mmcl.decode import RowError
 from mmcl.inputs import Inputs, take_rows
 from mmcl.model import MultimodalModel
@@ -61,6 +61,7 @@ class BatchMaker(Dataset):
         self.groups = {n: self.columns[n] if column == EQUAL else column for n, column in (groups or {}).items()}
         for name, column in self.groups.items():
             refuse_missing_column(dataset, column, f"groups of {name!r}")
+        self.labels = {column: named_labels(self.dataset, column) for column in self.columns.values()}
         self.count: int | None = len(dataset) if hasattr(dataset, "__len__") else None
         self.cached: dict[str, tuple[Inputs, Tensor]] = {}
         if cache and self.count is None:
@@ -82,15 +83,27 @@ class BatchMaker(Dataset):
                 inputs[name] = take_rows(kept, position[rows])
             else:
                 inputs[name] = self.prepare(name, values[column], rows)
-        return Batch(rows, inputs, {name: group_ids(values[column]) for name, column in self.groups.items()})
+        return Batch(rows, inputs, {name: self._groups(name, values, rows) for name in self.groups})
+
+    def _groups(self, name: str, values: Mapping[str, list], rows: Sequence[int]) -> Tensor:
+        column = self.groups[name]
+        for row, value in zip(rows, values[column], strict=True):
+            if value is None:
+                raise ValueError(f"groups of {name!r} (column {column!r}): row {row} is missing (None)")
+        return group_ids(values[column])
 
     def prepare(self, name: str, values: list, rows: Sequence[int]) -> Inputs:
         """Inputs of one modality; ValueError names modality, column and the dataset's row."""
+        names = self.labels[self.columns[name]]
+        if names is not None:  # labels are stored as numbers, -1 where there is none
+            values = [names[value] if value is not None and value >= 0 else None for value in values]
+        where = name if self.columns[name] == name else f"{name} (column {self.columns[name]!r})"
         try:
             return self.model.encoders[name].prepare(values)
         except RowError as error:
-            column = "" if self.columns[name] == name else f" (column {self.columns[name]!r})"
-            raise ValueError(f"{name}{column}: {RowError(rows[error.row], error.reason)}") from error
+            raise ValueError(f"{where}: {RowError(rows[error.row], error.reason)}") from error
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
 
     def _prepare_all(self, name: str) -> tuple[Inputs, Tensor]:
         """(inputs of the distinct values, position of each row among them)."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from mmcl.model import WEIGHTS, MultimodalModel, load_weights, save_weights
+from mmcl.files import save_tensors
+from mmcl.model import WEIGHTS, MultimodalModel, load_weights
 from mmcl.progress import Reporter
 
 STATE = "state.pt"
@@ -67,7 +68,7 @@ class Checkpoints:
         draft = self.folder / f"draft-{step:08d}"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        save_weights(model, draft / WEIGHTS)
+        save_tensors(model.state_dict(), draft / WEIGHTS)
         state = {"step": step, "settings": self.settings, "reporter": reporter.state()}
         state |= {"optimiser": optimiser.state_dict(), "schedule": schedule.state_dict()}
         torch.save(state, draft / STATE)

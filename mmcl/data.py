@@ -40,10 +40,13 @@ def load_data(source: str, split: str | None = None, streaming: bool = False, **
     import datasets
 
     try:
-        return one_split(read_source(source, streaming, options), source, split)
-    except datasets.exceptions.DatasetsError as error:
-        cause = error.__cause__ or error
-        raise ValueError(f"{source} cannot be read: {str(cause).strip().splitlines()[0]}") from error
+        loaded = read_source(source, streaming, options)
+    except (datasets.exceptions.DatasetsError, UnicodeDecodeError) as error:
+        cause = str(error.__cause__ or error).strip().splitlines()
+        raise ValueError(f"{source} cannot be read: {(cause or ['it is empty'])[0]}") from error
+    except ValueError as error:
+        raise ValueError(str(error) if source in str(error) else f"{source} cannot be read: {error}") from error
+    return one_split(loaded, source, split)
 
 
 def read_source(source: str, streaming: bool, options: dict[str, Any]) -> Any:
@@ -59,7 +62,9 @@ def read_source(source: str, streaming: bool, options: dict[str, Any]) -> Any:
         return datasets.load_dataset(LOADERS[path.suffix], data_files=source, streaming=streaming, **options)
     if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
         return datasets.load_from_disk(source)
-    if path.is_dir() or not path.is_absolute():
+    if path.is_file():
+        raise ValueError(f"{source}: unknown kind of file {path.suffix!r}; mmcl reads {sorted(LOADERS)} and folders")
+    if path.is_dir() or not looks_local(source):
         return datasets.load_dataset(source, streaming=streaming, **options)
     raise FileNotFoundError(f"no data at {source!r}")
 
@@ -120,6 +125,21 @@ def undecoded(dataset: Any) -> Any:
 def has_transform(dataset: Any) -> bool:
     """Whether the user set a function that makes the rows."""
     return getattr(dataset, "format", {}).get("type") == "custom"
+
+
+def named_labels(dataset: Any, column: str) -> list[str] | None:
+    """The class names of a label column (folders of pictures have one); None for any other column."""
+    import datasets
+
+    feature = (dataset.features or {}).get(column)
+    return feature.names if isinstance(feature, datasets.ClassLabel) else None
+
+
+def looks_local(source: str) -> bool:
+    """Whether a path was meant, and not a hub id: what cannot be found there is then no question to the hub."""
+    path = Path(source)
+    inside = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
+    return path.is_absolute() or source.startswith(".") or inside or (len(path.parts) == 1 and bool(path.suffix))
 
 
 def group_ids(values: Any) -> Tensor:

@@ -156,7 +156,8 @@ def _file_of(value: Any, kind: str) -> bytes | Path:
         except (OSError, ValueError):  # a name too long, or one that holds NUL
             found = False
         if not found:
-            raise ValueError(f"{kind} file not found: {_brief(str(value))}")
+            where = "" if Path(value).is_absolute() else f", in {_brief(str(Path.cwd()))}"
+            raise ValueError(f"{kind} file not found: {_brief(str(value))}{where}")
         return Path(value)
     raise ValueError(f"cannot read {kind} from {type(value).__name__} {_brief(value)}")
 

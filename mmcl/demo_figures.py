@@ -8,6 +8,7 @@ from mmcl.synthetic.digits import WORDS, DigitWorld
 Hits = dict[str, list[list[tuple[Any, float, dict[str, Any]]]]]
 
 NAMES = {"hadamard": "H-CLIP", "tied_hadamard": "tied Hadamard", "sum_of_pairs": "sum of pairs"}
+TICKS = {"hadamard": "H-CLIP", "tied_hadamard": "tied\nHadamard", "sum_of_pairs": "sum of\npairs"}
 COLOURS = {"hadamard": "#2563a8", "tied_hadamard": "#7fa8d1", "sum_of_pairs": "#d97b29"}
 RIGHT, WRONG, GREY = "#2e8b57", "#c0392b", "#555555"
 QUERIES, TUPLES = ("three", "seven", "nine"), 6
@@ -21,7 +22,7 @@ def draw_results(out: Path, world: DigitWorld, results: dict[str, Any], hits: Hi
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14, 6.4), layout="constrained")
-    left, right = parts_of(figure, 1, 2, width_ratios=(1.9, 1))
+    left, right = parts_of(figure, 1, 2, width_ratios=(1.75, 1))
     upper, lower = parts_of(left, 2, 1)
     draw_hits(upper, world, "hadamard", hits["hadamard"])
     draw_hits(lower, world, "sum_of_pairs", hits["sum_of_pairs"])
@@ -68,8 +69,8 @@ def draw_bars(part: Any, results: dict[str, Any]) -> None:
     axis.text((len(bars) - 1) / 2, 1.08, "text = word of\n(image + speech) mod 10", ha="center", fontsize=10)
     middle = (places[len(bars)] + places[-1]) / 2
     axis.text(middle, 1.08, "control: text =\nword of the image", ha="center", fontsize=10)
-    axis.set_xticks(places, [label.replace(" ", "\n", 1) for label, _, _ in bars + controls], fontsize=9)
-    axis.set(ylim=(0, 1.18), xlim=(-0.6, places[-1] + 0.55))
+    axis.set_xticks(places, [TICKS[name] for _, _, name in bars + controls], fontsize=9)
+    axis.set(ylim=(0, 1.18), xlim=(-0.6, places[-1] + 1.35))
     axis.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
     axis.set_ylabel("zero-shot accuracy, images and voices never trained on")
     axis.spines[["top", "right"]].set_visible(False)

@@ -46,8 +46,8 @@ def embed(
         out: folder of the shards.
         columns: {modality: column}; default: columns named as the modalities.
         modalities: those to embed; default: all of the model's.
-        key: column of unique values by which shards of different folders are joined, which refuses a value that
-            stands twice; default: the row number.
+        key: column of unique values by which shards of different folders are joined; default: the row number. In a
+            stream they are only checked when shards are joined.
         keep: columns kept as metadata; default: all of numbers, strings, booleans, dates and times.
         batch_size: rows encoded at once.
         shard_size: rows a shard, rounded up to whole batches.
@@ -65,6 +65,8 @@ def embed(
     run = {"fingerprint": model.fingerprint(), "dim": model.score.dim, "dtype": dtype, "columns": maker.columns}
     run |= {"key": key, "metadata": kept, "batch_size": batch_size, "shard_size": shard_size, "rows": maker.count}
     number = lookup(DTYPES, dtype, "dtype")
+    if key and maker.count is not None:
+        refuse_repeated(maker.dataset[key][:], key)
     if maker.count == 0:
         raise ValueError("the dataset has no rows to embed")
     writer = ShardWriter(Path(out), run)
@@ -92,6 +94,17 @@ def metadata_table(rows: Rows, key: str | None, kept: Sequence[str]) -> pa.Table
     """The key (default: the row number) and the kept columns."""
     positions, values = rows
     return pa.table({KEY: values[key] if key else positions, **{name: values[name] for name in kept if name != KEY}})
+
+
+def refuse_repeated(keys: Sequence[Any], column: str) -> None:
+    """ValueError that names the first key that is missing or stands twice."""
+    seen: dict[Any, int] = {}
+    for row, key in enumerate(keys):
+        if key is None:
+            raise ValueError(f"key (column {column!r}): row {row} is missing (None)")
+        if key in seen:
+            raise ValueError(f"key (column {column!r}): {key!r} stands twice, in rows {seen[key]} and {row}")
+        seen[key] = row
 
 
 def plain_columns(dataset: Any) -> list[str]:

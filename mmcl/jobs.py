@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from mmcl.data import load_data, modality_columns
+from mmcl.data import load_data, modality_columns, named_labels
 from mmcl.encoders import ENCODERS
 from mmcl.model import MultimodalModel
 from mmcl.recipes import IndexRecipe, TrainRecipe, beside, read_recipe, source_beside
@@ -29,7 +29,10 @@ def train_job(recipe: str | Path, resume: bool = False, log: str | None = None, 
         validation = load_data(source_beside(recipe, source), data.validation_split, data.streaming)
     with torch.random.fork_rng():
         torch.manual_seed(plan.train.seed)
-        model = build_model(recipe, plan, dataset)
+        try:
+            model = build_model(recipe, plan, dataset)
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"{recipe}: {error.args[0]}") from error
     return fit(
         model,
         dataset,
@@ -57,7 +60,7 @@ def build_model(recipe: str | Path, plan: TrainRecipe, dataset: Any) -> Multimod
         if "source" in options:
             options["source"] = source_beside(recipe, options["source"])
         if encoder == "categories" and "values" not in options:
-            options["values"] = sorted(set(dataset[columns[name]]))
+            options["values"] = distinct_values(dataset, columns[name], name)
         encoders[name] = called(lookup(ENCODERS, encoder, "encoder"), options, f"[encoders.{name}]")
     return MultimodalModel(encoders, score)
 
@@ -72,7 +75,23 @@ def called(function: Any, options: dict[str, Any], where: str) -> Any:
     except TypeError as error:
         known = [name for name in signature.parameters if name != "self"]
         raise ValueError(f"{where}: {error}; {function.__name__} takes {known}") from None
-    return function(**options)
+    try:
+        return function(**options)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{where}: {error.args[0]}") from error
+
+
+def distinct_values(dataset: Any, column: str, name: str) -> list[Any]:
+    """The categories of a column, sorted; ValueError names the first row without one."""
+    names = named_labels(dataset, column)
+    if names is not None:
+        return names
+    if not hasattr(dataset, "__len__"):
+        raise ValueError(f"[encoders.{name}]: a stream's categories cannot be listed beforehand; give values = [...]")
+    values = dataset[column][:]
+    if None in values:
+        raise ValueError(f"{name} (column {column!r}): row {values.index(None)} is missing (None)")
+    return sorted(set(values))
 
 
 def index_job(recipe: str | Path, out: str | None = None) -> Any:

@@ -10,13 +10,15 @@ import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmcl import __version__
 from mmcl.arrays import as_rows, off_unit_norm, refuse_bad_rows, refuse_unknown
+from mmcl.data import looks_local
 from mmcl.decode import RowError
 from mmcl.encoders import ENCODERS, Encoder
+from mmcl.files import save_tensors
 from mmcl.inputs import Inputs, input_length, is_prepared, map_inputs, take_rows
 from mmcl.scores import Score, score_from_config
 from mmcl.tables import lookup
@@ -169,6 +171,8 @@ class MultimodalModel(
         source = Path(pretrained_model_name_or_path)
         if source.is_dir():
             read_config(source)  # before huggingface_hub looks elsewhere for what is missing here
+        elif looks_local(str(pretrained_model_name_or_path)):
+            raise FileNotFoundError(f"no model folder at {str(source)!r}")
         try:
             return super().from_pretrained(pretrained_model_name_or_path, **model_kwargs)
         except (OSError, HFValidationError) as error:
@@ -183,7 +187,7 @@ class MultimodalModel(
                 folder = assets_folder(save_directory, self.modalities, name)
                 folder.mkdir(parents=True, exist_ok=True)
                 encoder.save_assets(folder)
-        save_weights(self, save_directory / WEIGHTS)
+        save_tensors(self.state_dict(), save_directory / WEIGHTS)
         content = {"format_version": FORMAT_VERSION, "mmcl_version": __version__, "model": self.config()}
         (save_directory / "config.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
 
@@ -217,11 +221,6 @@ class MultimodalModel(
         model = cls(build_encoders(folder, config, encoders or {}), score_from_config(config["score"]))
         load_weights(model, folder / WEIGHTS, assign=True)
         return model.eval()
-
-
-def save_weights(model: nn.Module, file: Path) -> None:
-    """Every tensor under every name it has: modules that share weights come back as equal copies."""
-    save_file({name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}, file)
 
 
 def load_weights(model: nn.Module, file: Path, assign: bool) -> None:

@@ -44,7 +44,7 @@ class Reporter:
             self.bar = progress_bar()
             self.bar.start()
             done = int(self.history[-1]["step"]) if self.history else 0
-            self.task = self.bar.add_task("training", total=self.total, completed=done, loss=math.nan, rate=0.0)
+            self.task = self.bar.add_task("training", total=self.total, completed=done, loss="", rate="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,7 +67,7 @@ class Reporter:
         rate = self._rows / max(1e-9, time.perf_counter() - self._since)
         self._append({"step": step, "loss": loss, "lr": lr, "rows_per_second": rate})
         if self.bar is not None:
-            self.bar.update(self.task, completed=step, loss=loss, rate=rate)
+            self.bar.update(self.task, completed=step, loss=f"loss {loss:.4f}", rate=f"{rate:,.0f} rows/s")
         self._sum, self._batches, self._rows = 0.0, 0, 0
         self._since = time.perf_counter()
 
@@ -116,7 +116,7 @@ def progress_bar() -> Any:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}  {task.fields[rate]:,.0f} rows/s"),
+        TextColumn("{task.fields[loss]}  {task.fields[rate]}"),
         TimeRemainingColumn(),
         console=Console(file=sys.stderr),
     )

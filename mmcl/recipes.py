@@ -3,6 +3,7 @@
 Relative paths in a recipe start at the recipe's own folder.
 """
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,8 @@ class DataTable(Settings):
     """[data]: where the rows come from."""
 
     source: str
-    """A file (parquet, csv, tsv, json, jsonl, arrow, webdataset tar), a folder, or a hub id."""
+    """A file (parquet, csv, tsv, json, jsonl, arrow, webdataset tar), a folder, or a hub id. Paths of pictures and
+    sounds inside a file start at the folder the command runs in."""
     split: str | None = None
     """Of a source with several."""
     streaming: bool = False
@@ -87,14 +89,16 @@ def read_recipe(path: str | Path, kind: type[Recipe]) -> Recipe:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"no recipe at {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no TOML file") from None
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: {error}") from None
     return checked(kind, values, str(path))
 
 
 def beside(recipe: str | Path, path: str) -> str:
     """`path` as the recipe means it: relative ones start at its folder."""
-    return str(Path(recipe).parent / path)
+    return os.path.normpath(Path(recipe).parent / path)
 
 
 def source_beside(recipe: str | Path, source: str) -> str:
@@ -103,4 +107,4 @@ def source_beside(recipe: str | Path, source: str) -> str:
     pattern = Path(source)
     if pattern.is_absolute():
         return source
-    return str(parent / source) if any(parent.glob(source)) or pattern.suffix else source
+    return beside(recipe, source) if any(parent.glob(source)) or pattern.suffix else source

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mmcl.arrays import (
@@ -32,6 +31,7 @@ from mmcl.arrays import (
     same_length,
     same_precision,
 )
+from mmcl.files import save_tensors
 
 MAX_LOGIT_SCALE = math.log(100.0)
 
@@ -100,8 +100,7 @@ class Score(nn.Module, ABC):
 
     def save(self, path: str | Path) -> None:
         """Write weights and config into one safetensors file."""
-        state = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
-        save_file(state, path, metadata={"config": json.dumps(self.config())})
+        save_tensors(self.state_dict(), path, metadata={"config": json.dumps(self.config())})
 
     def _apply(self, fn, recurse=True):
         """Scale and weight stay float32 when the model around them is cast to half precision."""

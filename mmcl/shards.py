@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mmcl.checksums import sha256
+from mmcl.files import sha256
 
 FORMAT_VERSION = 1
 KEY = "key"

@@ -11,7 +11,7 @@ class FitSettings(Settings):
     """How `fit` trains; in recipes the table [train]."""
 
     loss: str = "contrastive"
-    """A name of `mmcl.losses.TUPLE_LOSSES`."""
+    """contrastive, joint or pairwise; see `mmcl list losses`."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Of that loss, such as guess, candidates, block_size, negatives."""
     epochs: int = Field(5, ge=1)
@@ -28,12 +28,12 @@ class FitSettings(Settings):
     """AdamW's, on weight matrices of the encoders alone: never on w, scales, biases and norms."""
     betas: tuple[float, float] = (0.9, 0.98)
     """AdamW's."""
-    clip_norm: float | None = Field(1.0, gt=0)
-    """Largest gradient norm; None for no clipping."""
+    clip_norm: float | None = Field(1.0, ge=0)
+    """Largest gradient norm; 0 for no clipping."""
     accumulate: int = Field(1, ge=1)
     """Batches whose gradients are averaged before a step. This does not add negatives."""
     precision: Literal["no", "bf16"] = "no"
-    """Mixed precision of the encoders; scores and losses stay float32."""
+    """no or bf16: mixed precision of the encoders; scores and losses stay float32."""
     seed: int = Field(0, ge=0)
     """Of batch order, dropout, noise and shuffles; the caller's generators are left as they were."""
     workers: int = Field(0, ge=0)
@@ -41,10 +41,10 @@ class FitSettings(Settings):
     cache_inputs: bool = False
     """Prepare every distinct raw value once and keep it in memory; for data that fit."""
     validate_every: int | None = Field(None, ge=1)
-    """Optimiser steps; None for once an epoch. Always at the end."""
+    """Optimiser steps; left out, once an epoch. Always at the end."""
     validation_rows: int = Field(1000, ge=2)
     """First rows of the validation data that are ranked against each other (memory grows with the square)."""
     checkpoint_every: int | None = Field(None, ge=1)
-    """Optimiser steps; None for the end and Ctrl-C alone."""
+    """Optimiser steps; left out, at the end and on Ctrl-C alone."""
     report_every: int = Field(10, ge=1)
     """Optimiser steps a record of the history."""

@@ -239,3 +239,39 @@ def test_what_is_no_dataset_is_refused_by_its_kind(tmp_path):
     (tmp_path / "broken.csv").write_text("a,b\n1,2\n1,2,3,4\n")
     with pytest.raises(ValueError, match="broken.csv cannot be read: "):
         load_data(str(tmp_path / "broken.csv"))
+
+
+def test_a_missing_value_in_groups_or_categories_names_its_row(tmp_path):
+    from mmcl.jobs import distinct_values
+
+    values = {**rows(4), "place": ["x", None, "x", "y"]}
+    data = datasets.Dataset.from_dict(values)
+    with pytest.raises(ValueError, match=r"groups of 'sensor' \(column 'place'\): row 1 is missing"):
+        BatchMaker(model(), data, groups={"sensor": "place"})[[0, 1]]
+    with pytest.raises(ValueError, match=r"text \(column 'place'\): row 1 is missing"):
+        distinct_values(data, "place", "text")
+    assert distinct_values(data, "word", "text") == ["no", "yes"]
+
+
+def test_what_looks_like_a_path_is_not_asked_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    for source in ("here/modle", "./x", "/no/where", "data.zzz"):
+        with pytest.raises(FileNotFoundError, match="no data at"):
+            load_data(source)
+        with pytest.raises(FileNotFoundError, match="no model folder at"):
+            MultimodalModel.from_pretrained(source)
+    with pytest.raises(ValueError, match=r"notes.txt: unknown kind of file '.txt'; mmcl reads"):
+        load_data("notes.txt")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "header.csv").write_text("a,b\n")
+    for name in ("empty.csv", "header.csv"):
+        with pytest.raises(ValueError, match=f"{name} cannot be read"):
+            load_data(name)
+
+
+def test_a_column_of_single_numbers_is_a_vector_of_width_one():
+    pair = MultimodalModel({"a": vectors(1, 4), "b": vectors(1, 4)}, SumOfPairs(("a", "b"), 4))
+    data = datasets.Dataset.from_dict({"a": [0.5, 1.5], "b": [1, 2]})
+    assert BatchMaker(pair, data)[[1, 0]].inputs["b"].tolist() == [[2.0], [1.0]]

@@ -7,7 +7,6 @@ import pytest
 
 from mmcl.decode import RowError, decode_audio, decode_image, decode_rows, decode_text
 
-
 # Text
 
 

@@ -100,7 +100,10 @@ def test_modalities_of_two_folders_join_by_key(model, data, tmp_path):
     run(model, data.select(range(20)), tmp_path / "few", modalities=["word"], key="name")
     with pytest.raises(KeyError, match=r"no word row of key 'row 20' \(4 of 12"):
         list(open_shards({"sensor": tmp_path / "sensor", "word": tmp_path / "few"}))
-    run(model, data.select([3, 3, 4]), tmp_path / "twice", modalities=["word"], key="name")
+    with pytest.raises(ValueError, match="'row 3' stands twice, in rows 0 and 1"):
+        run(model, data.select([3, 3, 4]), tmp_path / "twice", modalities=["word"], key="name")
+    stream = data.select([3, 3, 4]).to_iterable_dataset()
+    run(model, stream, tmp_path / "twice", modalities=["word"], key="name")
     with pytest.raises(ValueError, match="key 'row 3' stands twice"):
         list(open_shards({"sensor": tmp_path / "sensor", "word": tmp_path / "twice"}))
 

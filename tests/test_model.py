@@ -203,3 +203,8 @@ def test_a_batch_size_below_one_and_a_broken_file_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:100])
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
         MultimodalModel.from_pretrained(tmp_path)
+
+
+def test_weights_are_readable_as_the_umask_says(tmp_path):
+    small_model().save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "config.json").stat().st_mode

@@ -46,14 +46,22 @@ def named_values(pairs: Iterable[str], option: str) -> dict[str, list[str]]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not (name and equals and value):
-            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE, such as text=seven", param_hint=option)
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE with both, such as text=seven", param_hint=option)
         values.setdefault(name, []).append(value)
     return values
 
 
-def raw_values(pairs: Iterable[str], option: str) -> dict[str, Any]:
+def raw_values(model: Any, pairs: Iterable[str], option: str) -> dict[str, Any]:
     """Query values as the model's encoders take them: text, paths of images and sounds, [numbers], a .npy file."""
-    return {name: [parsed(value) for value in values] for name, values in named_values(pairs, option).items()}
+    values = {name: [parsed(value) for value in given] for name, given in named_values(pairs, option).items()}
+    return {name: [category(model, name, value) for value in given] for name, given in values.items()}
+
+
+def category(model: Any, name: str, value: Any) -> Any:
+    """What a word of the command line stands for where the modality's categories are numbers; else the word itself."""
+    config = getattr(model.encoders.get(name), "config", None) or {}
+    known = {str(each): each for each in config.get("values", ())}
+    return known.get(value, value) if isinstance(value, str) else value
 
 
 def parsed(value: str) -> Any:

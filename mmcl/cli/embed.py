@@ -1,7 +1,7 @@
 """mmcl embed"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,7 +18,7 @@ def embed(
     key: Annotated[str | None, typer.Option(help="Column of unique values to join shards by.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows encoded at once.")] = 256,
     shard_size: Annotated[int, typer.Option(min=1, help="Rows a shard, rounded up to whole batches.")] = 10_000,
-    dtype: Annotated[str, typer.Option(help="float32 or float16, of the files.")] = "float32",
+    dtype: Annotated[Literal["float32", "float16"], typer.Option(help="Of the files.")] = "float32",
     streaming: Annotated[bool, typer.Option(help="Read the data on the fly.")] = False,
     as_json: bool = JsonOption,
 ) -> None:

@@ -53,16 +53,17 @@ def search(
     from mmcl.model import MultimodalModel
 
     quiet_libraries()
-    index = TupleIndex.load(path, model=MultimodalModel.from_pretrained(model))
-    values = raw_values(query, "--query")
+    loaded = MultimodalModel.from_pretrained(model)
+    index = TupleIndex.load(path, model=loaded)
+    values = raw_values(loaded, query, "--query")
     options: dict[str, Any] = {} if nprobe is None else {"nprobe": nprobe}
     answers = list(index.search(values, k=k, encoded=False, **options))
     found = [[{"id": i, "score": float(s), **m} for i, s, m in answer] for answer in answers]
-    lines = [
-        "  ".join([f"{rank:>3}. {i}", f"{s:.4f}", *(f"{name}={value}" for name, value in m.items())])
-        for answer in answers
-        for rank, (i, s, m) in enumerate(answer, start=1)
-    ]
+    lines = []
+    for number, answer in enumerate(answers, start=1):
+        lines += [f"query {number}"] if len(answers) > 1 else []
+        for rank, (i, s, m) in enumerate(answer, start=1):
+            lines.append("  ".join([f"{rank:>3}. {i}", f"{s:.4f}", *(f"{name}={value}" for name, value in m.items())]))
     show({"kind": "score", "hits": found if len(found) > 1 else found[0]}, as_json, lines or ["no tuple found"])
 
 

@@ -2,16 +2,18 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from mmcl.cli.common import JsonOption, show
-from mmcl.tables import lookup
+
+NOT_IN_RECIPES = {"load_weights", "score", "embeddings", "groups", "generator", "gather"}
+"""Arguments that the program gives from elsewhere, or that mean nothing in a recipe."""
 
 
 def list_names(
-    table: Annotated[str, typer.Argument(help="encoders, losses, scores or recipes.")],
+    table: Annotated[Literal["encoders", "losses", "scores", "recipes"], typer.Argument(help="Which names to show.")],
     as_json: bool = JsonOption,
 ) -> None:
     """Show the names that recipes and functions take, with their options.
@@ -22,21 +24,23 @@ def list_names(
 
         mmcl list recipes --json
     """
-    rows = lookup(TABLES, table, "table")()
+    rows = TABLES[table]()
     lines = [line for name, row in rows.items() for line in described(name, row)]
     show(rows, as_json, lines)
 
 
 def described(name: str, row: dict[str, Any]) -> list[str]:
-    """A name, what it is, and its options."""
-    return [f"{name}: {row['about']}", *(f"    {option} = {default}" for option, default in row["options"].items()), ""]
+    """A name, what it is, its options with their defaults, and what they mean."""
+    options = [f"    {option} = {default}" for option, default in row["options"].items()]
+    return [f"{name}: {row['about']}", *options, *(f"    {line}" for line in row.get("meaning", [])), ""]
 
 
 def function_row(function: Any) -> dict[str, Any]:
-    """First line of the docstring, and {option: default}."""
-    parameters = inspect.signature(function).parameters.values()
+    """First line of the docstring, {option: default}, and the rest of the docstring."""
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in NOT_IN_RECIPES]
     options = {p.name: "(required)" if p.default is p.empty else repr(p.default) for p in parameters}
-    return {"about": (inspect.getdoc(function) or "").splitlines()[0], "options": options}
+    about, *meaning = (inspect.getdoc(function) or "").splitlines()
+    return {"about": about, "options": options, "meaning": meaning[1:]}
 
 
 def encoders() -> dict[str, Any]:

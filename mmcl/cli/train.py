@@ -1,7 +1,7 @@
 """mmcl train"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,7 +11,7 @@ from mmcl.cli.common import JsonOption, quiet_libraries, show
 def train(
     recipe: Annotated[Path, typer.Argument(help="A train recipe (TOML); its keys: `mmcl list recipes`.")],
     resume: Annotated[bool, typer.Option(help="Go on from the run's last checkpoint.")] = False,
-    log: Annotated[str | None, typer.Option(help="'tensorboard' writes OUT/tensorboard.")] = None,
+    log: Annotated[Literal["tensorboard"] | None, typer.Option(help="Where to log: into OUT/tensorboard.")] = None,
     as_json: bool = JsonOption,
 ) -> None:
     """Train the model that a recipe describes.
@@ -33,5 +33,8 @@ def train(
     result = train_job(recipe, resume, log, progress=not as_json)
     model = str(Path(beside(recipe, read_recipe(recipe, TrainRecipe).out)) / "model")
     last = {name: value for record in result.history[-2:] for name, value in record.items()}
-    lines = [f"{result.steps} steps", *(f"{name} {value:.4g}" for name, value in last.items() if name != "step")]
+    lines = [
+        f"{result.steps} steps",
+        *(f"{name} {value:.4g}" for name, value in last.items() if name not in ("step", "lr")),
+    ]
     show({"steps": result.steps, "model": model, **last}, as_json, [", ".join(lines), f"model in {model}"])

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mmcl.cli.common import JsonOption, quiet_libraries, raw_values, show
+from mmcl.cli.common import JsonOption, category, quiet_libraries, raw_values, show
 
 
 def zero_shot(
@@ -29,8 +29,12 @@ def zero_shot(
     quiet_libraries()
     names = [name.strip() for name in classes.split(",")]
     loaded = MultimodalModel.from_pretrained(model)
-    classifier = ZeroShotClassifier(loaded, names, template or ["{}"], target=target)
-    rows = classifier.probabilities(raw_values(query, "--query")).tolist()
+    meant = {name: category(loaded, target, name) for name in names}
+    if any(not isinstance(value, str) for value in meant.values()):  # classes that are numbers
+        classifier = ZeroShotClassifier(loaded, meant, target=target)
+    else:
+        classifier = ZeroShotClassifier(loaded, names, template or ["{}"], target=target)
+    rows = classifier.probabilities(raw_values(loaded, query, "--query"), encoded=False).tolist()
     ranked = [sorted(zip(names, row, strict=True), key=lambda pair: -pair[1]) for row in rows]
     result = {"predictions": [{"class": best[0][0], "probabilities": dict(best)} for best in ranked]}
     lines = [", ".join(f"{name} {share:.3f}" for name, share in best[:5]) for best in ranked]

@@ -100,6 +100,8 @@ def small_audio(
     options = {"dim": dim, "sampling_rate": sampling_rate, "seconds": seconds, "n_mels": n_mels, "hop": hop}
     options |= {"hidden": hidden, "dropout": dropout, "noise": noise}
     samples = round(sampling_rate * seconds)
+    if samples < 1:
+        raise ValueError(f"seconds must leave at least one sample, got {seconds}")
 
     def prepare(values: Any) -> Tensor:
         waves = decode_rows(values, lambda value: fit_length(decode_audio(value, sampling_rate), samples))
@@ -146,6 +148,8 @@ def prepare_vectors(values: Any, width: int) -> Float[Tensor, "n width"]:
         rows = as_float_tensor(values, "vectors")
     except ValueError:
         rows = torch.stack(decode_rows(values, lambda value: one_vector(value, width)))
+    if rows.ndim == 1 and width == 1:  # a column of single numbers
+        rows = rows.unsqueeze(1)
     if rows.ndim != 2 or rows.shape[1] != width:
         raise ValueError(f"expected vectors of shape (n, {width}), got {tuple(rows.shape)}")
     bad = ~torch.isfinite(rows).all(dim=1)
@@ -169,6 +173,8 @@ def one_vector(value: Any, width: int) -> Float[Tensor, " width"]:
 
 def category_position(value: Any, positions: dict[Any, int]) -> int:
     """The row of a category in its table."""
+    if value is None:
+        raise ValueError("the category is missing (None)")
     if not isinstance(value, Hashable) or value not in positions:
         known = sorted(map(str, positions))
         shown = ", ".join(known[:10]) + (f" and {len(known) - 10} more" if len(known) > 10 else "")

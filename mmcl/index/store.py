@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mmcl import __version__
-from mmcl.checksums import sha256
+from mmcl.files import sha256
 
 FORMAT = "mmcl.tuple_index"
 FORMAT_VERSION = 1

@@ -294,4 +294,6 @@ def check_model(model: Any) -> Any:
 def refuse_fingerprint(theirs: str | None, ours: str | None, what: str) -> None:
     """ValueError where embeddings and model are known to differ, with both fingerprints."""
     if theirs is not None and ours is not None and theirs != ours:
-        raise ValueError(f"{what} made with the model {theirs}, this is the model {ours}")
+        raise ValueError(
+            f"{what} made with another model: its fingerprint is {theirs[:12]}..., this one's {ours[:12]}..."
+        )

@@ -128,7 +128,7 @@ def test_list_shows_every_name_and_its_options(table):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("list", "colours"), 1, "unknown table 'colours'; choose from"),
+        (("list", "colours"), 2, "Invalid value"),
         (("train", "nowhere.toml"), 1, "no recipe at nowhere.toml"),
         (("train",), 2, "Missing argument"),
         (("trian",), 2, "No such command"),
@@ -159,6 +159,8 @@ def test_wrong_input_ends_with_its_exit_code_and_one_message(tmp_path, monkeypat
         ("data.parquet", "date.parquet", "no data at"),
         ("[data]", "[data", "recipe.toml: "),
         ("lr = 1e-2", "lr = -1", "train.lr = -1"),
+        ("width = 4", "width = 5", "a (column 'left'): expected vectors of shape (n, 5), got (64, 4)"),
+        ("dim = 16", "dim = 0", "[score]: dim must be a positive integer, got 0"),
     ],
 )
 def test_a_wrong_recipe_says_which_key_and_what_there_is(folder, tmp_path, old, new, message):
@@ -176,6 +178,26 @@ def test_a_query_that_is_not_name_equals_value_is_a_usage_error(folder):
     unknown = mmcl("index", "search", folder / "built/pairs", "--model", folder / "run/model", "--query", "a=[1,0,0,0]")
     assert unknown.exit_code == 1
     assert "'a'" in unknown.stderr
+
+
+def test_numbers_and_class_names_can_be_asked_for(tmp_path):
+    """Categories that are numbers, and the names of a label column."""
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 2, 256)
+    rows = {"a": np.eye(4)[a].tolist(), "number": a.tolist(), "label": a.tolist()}
+    data = datasets.Dataset.from_dict(rows).cast_column("label", datasets.ClassLabel(names=["blue", "red"]))
+    data.to_parquet(tmp_path / "data.parquet")
+    for column, classes in (("number", ["0", "1"]), ("label", ["blue", "red"])):
+        recipe = RECIPE.replace('[encoders.b]\nname = "vectors"\nwidth = 4\n', "").replace(
+            'out = "run"', f'out = "{column}"'
+        )
+        recipe = recipe.replace('a = "left"', f'text = "{column}"').replace("epochs = 12", "epochs = 5")
+        (tmp_path / "recipe.toml").write_text(recipe)
+        trained = mmcl("train", tmp_path / "recipe.toml")
+        assert trained.exit_code == 0, trained.stderr
+        asked = ("--classes", ",".join(classes), "--query", "a=[0, 1, 0, 0]", "--json")
+        result = mmcl("zero-shot", tmp_path / column / "model", *asked)
+        assert json.loads(result.stdout)["predictions"][0]["class"] == classes[1], result.stderr
 
 
 def test_a_finished_run_is_not_overwritten_and_resume_returns_it(folder):
