@@ -65,7 +65,8 @@ def draw_bars(part: Any, results: dict[str, Any]) -> None:
         axis.bar(place, value, color=COLOURS[name], width=0.75)
         axis.text(place, value + 0.015, f"{value:.3f}", ha="center", fontsize=10)
     axis.axhline(results["chance"], color=GREY, linestyle="--", linewidth=1)
-    axis.text(places[-1] + 0.6, results["chance"], "chance", va="center", fontsize=9, color=GREY)
+    blank = {"facecolor": "white", "edgecolor": "none", "pad": 2}  # over the dashed line
+    axis.text(places[-1] + 0.6, results["chance"], "chance", va="center", fontsize=9, color=GREY, bbox=blank)
     axis.text((len(bars) - 1) / 2, 1.08, "text = word of\n(image + speech) mod 10", ha="center", fontsize=10)
     middle = (places[len(bars)] + places[-1]) / 2
     axis.text(middle, 1.08, "control: text =\nword of the image", ha="center", fontsize=10)

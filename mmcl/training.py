@@ -103,13 +103,12 @@ def fit(
                 reporter.add(value.detach(), len(batch.rows))
             schedule.step()
             model.score.clamp_scales_()
-            broken_off = interrupted() and step < total  # read once, so that what follows agrees on it
-            stop = broken_off or step == total
-            if stop or step % s.report_every == 0:
+            last, broken_off = step == total, interrupted() and step < total
+            if last or step % s.report_every == 0:
                 reporter.record(step, float(schedule.get_last_lr()[0]))
-            if validation is not None and (stop or step % (s.validate_every or per_epoch or total) == 0):
+            if validation is not None and (last or step % (s.validate_every or per_epoch or total) == 0):
                 reporter.add_validation(step, validate(model, validation, columns, groups, s.validation_rows, s.seed))
-            if stop or (s.checkpoint_every and step % s.checkpoint_every == 0):
+            if last or broken_off or (s.checkpoint_every and step % s.checkpoint_every == 0):
                 store.save(step, model, optimiser, schedule, reporter)
             if broken_off:
                 raise KeyboardInterrupt(f"stopped after step {step} of {total}{store.hint()}")
