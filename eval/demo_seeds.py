@@ -1,7 +1,7 @@
 """The demo over several seeds: figures with their range, and the picture of the first seed.
 
 python eval/demo_seeds.py                    # seeds 0 1 2; writes eval/results/demo_seeds.json and demo.png
-python eval/demo_seeds.py --seeds 0 --out /tmp/figures
+python eval/demo_seeds.py --seeds 0 --out figures
 """
 
 import argparse
