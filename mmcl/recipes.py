@@ -46,7 +46,7 @@ class TrainRecipe(RecipeFile):
     data: DataTable
     """Where the rows come from."""
     score: dict[str, Any]
-    """name: "hadamard" or "sum_of_pairs", dim, and its options (temperature, tied, neutral)."""
+    """name (see `mmcl list scores`), dim, and its options such as temperature, tied, neutral."""
     encoders: dict[str, dict[str, Any]]
     """A table a modality, [encoders.image]: name (see `mmcl list encoders`) and its options."""
     train: FitSettings = FitSettings()

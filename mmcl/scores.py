@@ -11,7 +11,7 @@ Each is separable (see `mmcl.separable`): query and item vectors whose inner pro
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -208,7 +208,20 @@ def product(rows: list[Float[Tensor, "n d"]]) -> Float[Tensor, "n d"]:
     return result
 
 
-SCORES = {"sum_of_pairs": SumOfPairs, "hadamard": Hadamard}
+def sum_of_both(
+    modalities: Any, dim: Any, temperature: float = 0.07, tied: bool = False, neutral: bool = False
+) -> SumOfScores:
+    """`SumOfPairs + Hadamard`, each with its own learned scale; index rows are 2d + 2 wide."""
+    pairs = SumOfPairs(modalities, dim, temperature)
+    return SumOfScores(pairs, Hadamard(modalities, dim, temperature, tied, neutral))
+
+
+SCORES: dict[str, Callable[..., Score]] = {
+    "sum_of_pairs": SumOfPairs,
+    "hadamard": Hadamard,
+    "sum_of_both": sum_of_both,
+}
+"""What recipes and `mmcl list scores` choose from: (modalities, dim, **options) -> Score."""
 
 
 def score_from_config(config: dict[str, Any]) -> Score:

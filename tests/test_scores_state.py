@@ -152,7 +152,7 @@ def test_the_smallest_temperature_is_the_cap():
 
 
 def test_an_unknown_score_lists_the_known_ones():
-    with pytest.raises(KeyError, match=r"'cosine'.*'hadamard', 'sum_of_pairs'"):
+    with pytest.raises(KeyError, match=r"'cosine'.*'hadamard', 'sum_of_both', 'sum_of_pairs'"):
         score_from_config({"name": "cosine", "modalities": ["a", "b"], "dim": 3})
 
 

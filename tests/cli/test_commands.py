@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from mmcl import MultimodalModel
 from mmcl.cli import app
 
 WORDS = ["zero", "one", "two", "three"]
@@ -100,6 +101,15 @@ def test_an_index_recipe_takes_ids_and_factory(folder, tmp_path):
     assert "no column 'name'; it has ['key'," in wrong.stderr
 
 
+def test_the_sum_of_both_scores_trains_and_is_indexed(folder, tmp_path):
+    recipe = RECIPE.replace('"hadamard"', '"sum_of_both"').replace("epochs = 12", "epochs = 1")
+    (tmp_path / "recipe.toml").write_text(recipe)
+    (tmp_path / "data.parquet").symlink_to(folder / "data.parquet")
+    assert mmcl("train", tmp_path / "recipe.toml").exit_code == 0
+    model = MultimodalModel.from_pretrained(tmp_path / "run/model")
+    assert (type(model.score).__name__, model.score.width) == ("SumOfScores", 2 * 16 + 2)
+
+
 def test_verify_names_the_file_that_differs(folder, tmp_path):
     assert mmcl("index", "build", folder / "pairs.toml", "--out", tmp_path / "copy").exit_code == 0
     (path,) = tmp_path.rglob("index.faiss")
@@ -152,7 +162,11 @@ def test_wrong_input_ends_with_its_exit_code_and_one_message(tmp_path, monkeypat
     [
         ("epochs = 12", "epoch = 12", "unknown key 'train.epoch'; the keys there are"),
         ("dim = 16", "dims = 16", r"[score]: "),
-        ('name = "hadamard"', 'name = "clip"', "unknown score 'clip'; choose from ['hadamard', 'sum_of_pairs']"),
+        (
+            'name = "hadamard"',
+            'name = "clip"',
+            "unknown score 'clip'; choose from ['hadamard', 'sum_of_both', 'sum_of_pairs']",
+        ),
         ("width = 4", "widht = 4", "[encoders.a]: "),
         ('name = "categories"', 'name = "bert"', "unknown encoder 'bert'; choose from"),
         ('a = "left"', 'a = "up"', "no column 'up' for modality 'a'"),
