@@ -12,8 +12,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mmcl.arrays import refuse_unknown
-from mmcl.data import EQUAL, group_ids, has_transform, modality_columns, named_labels, refuse_missing_column, undecoded
-from mmcl.decode import RowError
+from mmcl.data import (
+    EQUAL,
+    as_names,
+    group_ids,
+    has_transform,
+    modality_columns,
+    named_labels,
+    refuse_missing_column,
+    undecoded,
+)
 from mmcl.inputs import Inputs, take_rows
 from mmcl.model import MultimodalModel
 
@@ -68,11 +76,12 @@ class BatchMaker(Dataset):
             raise ValueError("a stream cannot be cached; leave cache_inputs out")
         if cache:
             self.cached = {name: self._prepare_all(name) for name in self.columns}
+        wanted = {*self.groups.values(), *(column for name, column in self.columns.items() if name not in self.cached)}
+        self.read = self.dataset.select_columns(sorted(wanted)) if wanted else None
 
     def __getitem__(self, rows: list[int]) -> Batch:
         """The batch of these rows of a map-style dataset."""
-        wanted = {*self.groups.values(), *(self.columns[n] for n in self.columns if n not in self.cached)}
-        return self.batch(rows, self.dataset.select_columns(sorted(wanted))[rows] if wanted else {})
+        return self.batch(rows, {} if self.read is None else self.read[rows])
 
     def batch(self, rows: list[int], values: Mapping[str, list]) -> Batch:
         """The batch of raw values {column: list}, whose positions are `rows`."""
@@ -94,16 +103,9 @@ class BatchMaker(Dataset):
 
     def prepare(self, name: str, values: list, rows: Sequence[int]) -> Inputs:
         """Inputs of one modality; ValueError names modality, column and the dataset's row."""
-        names = self.labels[self.columns[name]]
-        if names is not None:  # labels are stored as numbers, -1 where there is none
-            values = [names[value] if value is not None and value >= 0 else None for value in values]
-        where = name if self.columns[name] == name else f"{name} (column {self.columns[name]!r})"
-        try:
-            return self.model.encoders[name].prepare(values)
-        except RowError as error:
-            raise ValueError(f"{where}: {RowError(rows[error.row], error.reason)}") from error
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
+        column = self.columns[name]
+        where = name if column == name else f"{name} (column {column!r})"
+        return self.model.prepare(name, as_names(values, self.labels[column]), rows, where)
 
     def _prepare_all(self, name: str) -> tuple[Inputs, Tensor]:
         """(inputs of the distinct values, position of each row among them)."""

@@ -16,12 +16,12 @@ EQUAL = "equal"
 LOADERS = {
     ".parquet": "parquet",
     ".csv": "csv",
+    ".tsv": "csv",
     ".json": "json",
     ".jsonl": "json",
     ".arrow": "arrow",
     ".tar": "webdataset",
 }
-LOADERS |= {".tsv": "csv"}
 
 
 def load_data(source: str, split: str | None = None, streaming: bool = False, **options: Any) -> Any:
@@ -133,6 +133,13 @@ def named_labels(dataset: Any, column: str) -> list[str] | None:
 
     feature = (dataset.features or {}).get(column)
     return feature.names if isinstance(feature, datasets.ClassLabel) else None
+
+
+def as_names(values: Sequence[Any], names: list[str] | None) -> Sequence[Any]:
+    """Labels by their class names, None where there is no label (-1); values of any other column as they are."""
+    if names is None:
+        return values
+    return [names[value] if value is not None and value >= 0 else None for value in values]
 
 
 def looks_local(source: str) -> bool:

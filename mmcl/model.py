@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -111,7 +111,7 @@ class MultimodalModel(
         for start in range(0, count, step):
             part = slice(start, start + step)
             inputs = take_rows(values, part) if prepared else values[part]
-            inputs = self._fitted(name, inputs if prepared else self.prepare(name, inputs, start))
+            inputs = self._fitted(name, inputs if prepared else self.prepare(name, inputs, range(start, count)))
             parts.append(self._checked(self._run(name, inputs), name, start))
         return torch.cat(parts[1:] or parts)
 
@@ -122,14 +122,21 @@ class MultimodalModel(
             error.add_note(f"while encoding {name!r}")
             raise
 
-    def prepare(self, name: str, values: Any, offset: int = 0) -> Inputs:
-        """Inputs of one modality's backbone, on the CPU; errors name the modality and the row, counted from offset."""
+    def prepare(self, name: str, values: Any, rows: Sequence[int] | None = None, where: str | None = None) -> Inputs:
+        """Inputs of one modality's backbone, on the CPU.
+
+        Args:
+            rows: numbers of the values' rows, for errors; default: 0, 1, 2 ...
+            where: what errors call the modality; default: its name.
+        Raises: ValueError naming the modality and the row of a value that cannot be used.
+        """
         try:
             return self.encoders[name].prepare(values)
         except RowError as error:
-            raise ValueError(f"{name}: {RowError(error.row + offset, error.reason)}") from error
+            fault = error if rows is None else RowError(rows[error.row], error.reason)
+            raise ValueError(f"{where or name}: {fault}") from error
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            raise ValueError(f"{where or name}: {error}") from error
 
     def _fitted(self, name: str, inputs: Inputs) -> Inputs:
         """Inputs on the model's device, floats in the precision of the encoder's weights."""

@@ -41,7 +41,7 @@ class Reporter:
     def __enter__(self) -> "Reporter":
         self._since = time.perf_counter()
         if self.show:
-            self.bar = progress_bar()
+            self.bar = progress_bar("{task.fields[loss]}  {task.fields[rate]}")
             self.bar.start()
             done = int(self.history[-1]["step"]) if self.history else 0
             self.task = self.bar.add_task("training", total=self.total, completed=done, loss="", rate="")
@@ -98,17 +98,13 @@ class Reporter:
 @contextmanager
 def counting(what: str, total: int | None, done: int, show: bool) -> Iterator[Callable[[int], None]]:
     """A bar over rows (of an unknown number for a stream); the yielded function advances it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), disable=not show) as bar:
+    with progress_bar("", show) as bar:
         task = bar.add_task(what, total=total, completed=done)
         yield lambda rows: bar.advance(task, rows)
 
 
-def progress_bar() -> Any:
-    """A rich bar with loss, rate and time left, on stderr: stdout belongs to results."""
+def progress_bar(figures: str, show: bool = True) -> Any:
+    """A rich bar with counts, `figures` of the task and time left, on stderr: stdout belongs to results."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -116,9 +112,10 @@ def progress_bar() -> Any:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}  {task.fields[rate]}"),
+        TextColumn(figures),
         TimeRemainingColumn(),
         console=Console(file=sys.stderr),
+        disable=not show,
     )
 
 

@@ -71,7 +71,7 @@ def mapping_source(items: Mapping[str, Any], score: Score, model: Any, modalitie
 
 def dataset_source(dataset: Any, score: Score, model: Any, modalities: Any, encoded: Any) -> Source:
     """A `datasets.Dataset`: columns named as modalities are encoded, others of single values are metadata."""
-    from mmcl.data import undecoded
+    from mmcl.data import as_names, named_labels, undecoded
     from mmcl.embedding import plain_columns
 
     if model is None and not encoded:
@@ -81,10 +81,13 @@ def dataset_source(dataset: Any, score: Score, model: Any, modalities: Any, enco
     rest = [name for name in plain_columns(dataset) if name not in names]
     metadata = dataset.select_columns(rest).with_format("arrow")[:] if rest else None
 
+    labels = {name: named_labels(dataset, name) for name in names}
+
     def blocks() -> Iterator[Block]:
         start = 0
         ready: dict[str, bool] = {}
-        for values in undecoded(dataset.select_columns(list(names))).iter(batch_size=RAW_ROWS):
+        for columns in undecoded(dataset.select_columns(list(names))).iter(batch_size=RAW_ROWS):
+            values = {name: as_names(columns[name], labels[name]) for name in names}
             ready = ready or {name: is_encoded(values[name], name, score.dim, model, encoded) for name in names}
             block = checked_block(values, ready, score, model, start)
             start += len(block[names[0]])

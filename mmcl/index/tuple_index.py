@@ -31,7 +31,7 @@ class TupleIndex:
     """
 
     def __init__(self, score: Score, modalities: tuple[str, ...], items: Items, backend: FaissBackend):
-        self.score = copy.deepcopy(score).cpu().float().eval().requires_grad_(False)  # training goes on without us
+        self.score = score
         self.modalities = modalities
         self.model: Any = None
         self.fingerprint: str | None = None
@@ -79,7 +79,7 @@ class TupleIndex:
         refuse_fingerprint(source.fingerprint, fingerprint, "the embedding shards were")
         numbers = check_ids(ids, source.count)
         table = None if metadata is None else check_metadata(metadata, source.count)
-        frozen = copy.deepcopy(score).cpu().float()
+        frozen = frozen_copy(score)
         collected: list[pa.Table] = []
         backend = FaissBackend.build(factory, score.width, fused_blocks(frozen, source, collected))
         if table is None:
@@ -193,7 +193,7 @@ class TupleIndex:
     def _read(cls, folder: Path, manifest: dict[str, Any]) -> "TupleIndex":
         import pyarrow.parquet as pq
 
-        score = load_score(folder / "score.safetensors")
+        score = frozen_copy(load_score(folder / "score.safetensors"))
         items = Items.from_table(pq.read_table(folder / "items.parquet"))
         with open(folder / "index.faiss", "rb") as file:
             backend = FaissBackend.read(file, manifest["factory"], score.width)
@@ -269,6 +269,11 @@ def fused_blocks(score: Score, source: Source, metadata: list[pa.Table]) -> Iter
         if table is not None:
             metadata.append(table)
         yield fused
+
+
+def frozen_copy(score: Score) -> Score:
+    """The score as an index keeps it, whatever training does to the original."""
+    return copy.deepcopy(score).cpu().float().eval().requires_grad_(False)
 
 
 def check_device(device: Any) -> str:

@@ -256,3 +256,16 @@ def test_importing_the_index_imports_no_faiss():
     heavy = ("faiss", "datasets", "transformers", "duckdb")
     code = f"import sys, mmcl.index; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_labels_of_a_dataset_are_indexed_by_their_names():
+    import datasets
+
+    from mmcl import MultimodalModel, SumOfPairs
+    from mmcl.encoders import categories
+
+    names = ["blue", "red"]
+    real = MultimodalModel({"a": categories(names, 8), "b": categories([0, 1], 8)}, SumOfPairs(("a", "b"), 8))
+    data = datasets.Dataset.from_dict({"a": [1, 0]}).cast_column("a", datasets.ClassLabel(names=names))
+    by_name = TupleIndex.build(real, {"a": ["red", "blue"]}).search({"b": [0, 1]}, k=2)
+    np.testing.assert_array_equal(TupleIndex.build(real, data).search({"b": [0, 1]}, k=2).scores, by_name.scores)
