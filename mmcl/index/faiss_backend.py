@@ -1,16 +1,18 @@
 """The vectors of a tuple index in FAISS: trained, added, searched, written and read."""
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from mmcl.index.faiss_factory import (
     AUTO,
+    MIPS,
     largest_value,
     new_faiss_index,
-    parts,
     reason,
     refuse_other_metrics,
     remove_shifts,
@@ -18,47 +20,70 @@ from mmcl.index.faiss_factory import (
     rows_to_train,
 )
 from mmcl.index.faiss_params import check_parameters, filling_parameter, search_parameters
+from mmcl.index.faiss_ranges import clips, widen_ranges
+from mmcl.index.faiss_rows import (
+    drop_rows,
+    first_kept,
+    in_memory_copy,
+    lists_of,
+    nearest,
+    padded,
+    scans_faster_unselected,
+    selector,
+    takes_selector,
+)
 from mmcl.index.faiss_setup import load_faiss, prefer_faster_path
 
 Rows = Float32[np.ndarray, "rows width"]
 Found = tuple[Float32[np.ndarray, "nq k"], Int64[np.ndarray, "nq k"]]
+EXACT_SHARE = 0.05
+"""Where no more of the rows may be returned than this, all of those are looked at."""
+EXACT_ROWS = 1024
+FILE = "index.faiss"
 
 
 class FaissBackend:
-    """Rows 0..n-1 of fused vectors, ranked by raw inner product.
+    """Rows 0..n-1 of fused vectors, ranked by raw inner product. Nothing changes it: `rebuilt` makes another.
 
     Args:
         index: a FAISS index whose every part ranks by inner product.
         factory: the string that it was built from.
         width: of the fused vectors; the index may be wider, the rest is zeros.
+        norm: where the factory begins with "MIPS,": the length that one more coordinate lifts every vector to.
     """
 
-    def __init__(self, index: Any, factory: str, width: int):
+    engine = "faiss"
+    memory_mapped = False
+
+    def __init__(self, index: Any, factory: str, width: int, norm: float | None = None):
         refuse_other_metrics(index, factory)
-        self.index, self.factory, self.width = index, factory, width
+        self.index, self.factory, self.width, self.norm = index, factory, width, norm
         self.exact = returns_own_scores(index)
+        self._mapping = threading.Lock()
 
     @classmethod
     def build(cls, factory: Any, width: int, blocks: Iterable[Rows]) -> "FaissBackend":
         """Train on all fused vectors where the type needs it, and add them in order.
 
         Args:
-            factory: FAISS factory string, or "auto".
+            factory: FAISS factory string, "MIPS," and one, or "auto".
             width: of the fused vectors.
             blocks: (rows, width) float32 each, consumed one by one where no training needs them together.
         Raises: ValueError for an unknown factory, too few rows to train on, and values that the type cannot hold.
         """
         factory = AUTO if factory == "auto" else factory
-        index = new_faiss_index(factory, width)
+        lifted = isinstance(factory, str) and factory.startswith(MIPS)
+        index = new_faiss_index(factory, width + lifted)
         backend = cls(index, factory, width)
-        limit = largest_value(index)
-        blocks = (backend._padded(refuse_beyond(limit, block, factory, row)) for row, block in with_offsets(blocks))
-        if index.is_trained and not any(isinstance(part, load_faiss().IndexNSG) for part in parts(index)):
-            for block in blocks:
-                index.add(block)
+        if index.is_trained and not lifted:
+            for row, block in with_offsets(blocks):
+                backend._add(backend._stored(block, row))
             return backend
-        rows = np.concatenate([np.empty((0, index.d), np.float32), *blocks])
+        rows = np.concatenate([np.empty((0, width), np.float32), *blocks])
+        backend.norm = float(np.sqrt(squares(rows).max(initial=0))) if lifted else None
+        rows = backend._stored(rows)
         backend._train(rows)
+        widen_ranges(index, rows)
         backend._add(rows)
         return backend
 
@@ -69,7 +94,7 @@ class FaissBackend:
     def padded_width(self) -> int:
         return self.index.d
 
-    def search(self, queries: Rows, k: int, parameters: Mapping[str, Any]) -> Found:
+    def search(self, queries: Rows, k: int, parameters: Mapping[str, Any], keep: np.ndarray | None = None) -> Found:
         """The k rows of largest inner product with each query.
 
         Where a search ends before it has seen k rows (few lists probed, a graph left early) it is repeated for those
@@ -79,31 +104,68 @@ class FaissBackend:
             queries: (nq, width) float32.
             k: at most the number of rows.
             parameters: FAISS search parameters by name.
-        Returns: scores (nq, k) float32 and row numbers (nq, k) int64, best first, -1 where there are none.
+            keep: (n,) bool, the rows that may be returned; None: all.
+        Returns: scores (nq, k) float32 and row numbers (nq, k) int64, best first, -inf and -1 where there are none.
         """
-        check_parameters(self.index, self.factory, parameters)
-        queries = self._padded(queries)
-        scores, rows = self._search(queries, k, parameters)
-        filling = filling_parameter(self.index)
-        if filling is None:
-            return scores, rows
-        name, default, limit = filling
-        effort = int(parameters.get(name, default))
-        short = np.flatnonzero((rows < 0).any(axis=1))
-        while len(short) and effort < limit:
-            effort = min(2 * effort, limit)
-            scores[short], rows[short] = self._search(queries[short], k, {**parameters, name: effort})
-            short = short[(rows[short] < 0).any(axis=1)]
-        return scores, rows
+        if keep is None:
+            return self._search(self._padded(queries), k, parameters, None, None)
+        kept = int(np.count_nonzero(keep))
+        few = kept <= max(EXACT_ROWS, EXACT_SHARE * len(keep))
+        wanted = min(k, kept)
+        if not wanted:
+            return padded(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64), k)
+        if few and not lists_of(self.index):
+            return padded(*self._among(queries, wanted, np.flatnonzero(keep)), k)
+        padded_queries = self._padded(queries)
+        if takes_selector(self.index) and not scans_faster_unselected(self.index):
+            effort = filling_parameter(self.index)
+            most = {effort[0]: effort[2]} if few and effort else {}
+            return padded(*self._search(padded_queries, wanted, {**parameters, **most}, selector(keep), keep), k)
+        return self._overfetched(padded_queries, k, wanted, parameters, keep)
 
     def check_parameters(self, parameters: Mapping[str, Any]) -> None:
         """ValueError for a search parameter that this type does not have."""
         check_parameters(self.index, self.factory, parameters)
 
-    def write(self, file: BinaryIO) -> None:
-        """Write the index; OSError where the disk is full (FAISS's own file writer swallows that)."""
+    def check_vectors(self, rows: Rows) -> None:
+        """ValueError that names the first row which the codes of this type cannot hold."""
+        refuse_beyond(largest_value(self.index), rows, self.factory, 0)
+
+    def vectors(self, rows: np.ndarray) -> Rows:
+        """(len(rows), width) float32: what is stored, decoded where it is quantised."""
+        with self._mapping:
+            for ivf in lists_of(self.index):
+                if ivf.direct_map.no():
+                    ivf.make_direct_map()
+        found = self.index.reconstruct_batch(np.ascontiguousarray(rows, np.int64))
+        return np.ascontiguousarray(found[:, : self.width])
+
+    def rebuilt(self, keep: np.ndarray | None, added: Rows) -> "FaissBackend":
+        """Another backend: the rows that are kept, renumbered in order, and `added` behind them."""
+        index = in_memory_copy(self.index)
+        if keep is not None and not keep.all():
+            drop_rows(index, keep)
+        backend = FaissBackend(index, self.factory, self.width, self.norm)
+        more = backend._stored(added)
+        if clips(index, more):
+            rows = np.concatenate([backend._stored(backend.vectors(np.arange(len(backend)))), more])
+            index = in_memory_copy(index)
+            index.reset()
+            widen_ranges(index, rows)
+            backend, more = FaissBackend(index, self.factory, self.width, self.norm), rows
+        backend._add(more)
+        return backend
+
+    def about(self) -> dict[str, Any]:
+        """What `read` needs beside the files, JSON-serialisable."""
+        return {"norm": self.norm}
+
+    def write(self, folder: Path) -> list[str]:
+        """Write into a folder; returns the files' names. OSError where the disk is full (FAISS swallows that)."""
         faiss = load_faiss()
-        faiss.write_index(self.index, faiss.PyCallbackIOWriter(file.write))
+        with open(folder / FILE, "wb") as file:
+            faiss.write_index(self.index, faiss.PyCallbackIOWriter(file.write))
+        return [FILE]
 
     def stored_bytes(self) -> int:
         """How many bytes `write` writes."""
@@ -117,18 +179,71 @@ class FaissBackend:
         return sum(sizes)
 
     @classmethod
-    def read(cls, file: BinaryIO, factory: str, width: int) -> "FaissBackend":
+    def read(
+        cls, folder: Path, factory: str, width: int, about: Mapping[str, Any], memory_map: bool = False
+    ) -> "FaissBackend":
         """Read what `write` wrote."""
         faiss = load_faiss()
-        return cls(faiss.read_index(faiss.PyCallbackIOReader(file.read)), factory, width)
+        with open(folder / FILE, "rb") as file:
+            index = faiss.read_index(faiss.PyCallbackIOReader(file.read))
+        return cls(index, factory, width, about["norm"])
 
-    def _search(self, queries: Rows, k: int, given: Mapping[str, Any]) -> Found:
+    def _search(
+        self, queries: Rows, k: int, parameters: Mapping[str, Any], chosen: Any, keep: np.ndarray | None
+    ) -> Found:
+        scores, rows = self._once(queries, k, parameters, chosen)
+        short = np.flatnonzero(rows[:, -1] < 0)
+        if not len(short):
+            return scores, rows
+        name, default, limit = filling_parameter(self.index) or ("", 0, 0)
+        spent = int(parameters.get(name, default))
+        parameters = {key: value for key, value in parameters.items() if key != "max_codes"}
+        while len(short) and spent < limit:
+            spent = min(2 * spent, limit)
+            scores[short], rows[short] = self._once(queries[short], k, {**parameters, name: spent}, chosen)
+            short = short[rows[short, -1] < 0]
+        if len(short) and not lists_of(self.index):  # rows of a graph that no path reaches
+            every = np.arange(len(self)) if keep is None else np.flatnonzero(keep)
+            scores[short], rows[short] = self._among(queries[short, : self.width], k, every)
+        return scores, rows
+
+    def _once(self, queries: Rows, k: int, given: Mapping[str, Any], chosen: Any) -> Found:
         prefer_faster_path(self.index.d)
-        return self.index.search(queries, k, params=search_parameters(self.index, given, k))
+        scores, rows = self.index.search(queries, k, params=search_parameters(self.index, given, k, chosen))
+        if rows[:, -1].min(initial=0) < 0:
+            scores[rows < 0] = -np.inf
+        return scores, rows
+
+    def _among(self, queries: Rows, k: int, rows: np.ndarray) -> Found:
+        """By brute force over these rows."""
+        scores, places = nearest(np.ascontiguousarray(queries), self.vectors(rows), k)
+        return scores, rows[places]
+
+    def _overfetched(
+        self, queries: Rows, k: int, wanted: int, parameters: Mapping[str, Any], keep: np.ndarray
+    ) -> Found:
+        """For types that cannot leave rows out: ask for more than k, and drop what is not kept."""
+        share = np.count_nonzero(keep) / len(keep)
+        fetch = min(len(self), int(1.2 * wanted / share) + 16)
+        scores, rows = first_kept(*self._search(queries, fetch, parameters, None, None), keep, k)
+        short = np.flatnonzero(rows[:, wanted - 1] < 0)
+        while len(short) and fetch < len(self):
+            fetch = min(len(self), 4 * fetch)
+            found = self._search(queries[short], fetch, parameters, None, None)
+            scores[short], rows[short] = first_kept(*found, keep, k)
+            short = short[rows[short, wanted - 1] < 0]
+        return scores, rows
 
     def _padded(self, rows: Rows) -> Float32[np.ndarray, "rows padded"]:
         missing = self.index.d - rows.shape[1]
         return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, missing))) if missing else rows, dtype=np.float32)
+
+    def _stored(self, rows: Rows, offset: int = 0) -> Float32[np.ndarray, "rows padded"]:
+        """Rows as they are added: lifted, padded, and refused where the codes cannot hold them."""
+        if self.norm is not None:
+            rest = np.sqrt(np.maximum(self.norm**2 - squares(rows), 0)).astype(np.float32)
+            rows = np.concatenate([rows, rest[:, None]], axis=1)
+        return self._padded(refuse_beyond(largest_value(self.index), rows, self.factory, offset))
 
     def _train(self, rows: Rows) -> None:
         if self.index.is_trained:
@@ -154,6 +269,11 @@ class FaissBackend:
             except RuntimeError as error:
                 told = f"FAISS cannot build factory {self.factory!r} of {len(rows)} items: {reason(error)}"
                 raise ValueError(told) from None
+
+
+def squares(rows: Rows) -> Float64[np.ndarray, " rows"]:
+    """Squared lengths; float64, so that lifting one vector does not depend on rounding."""
+    return np.einsum("nd,nd->n", rows, rows, dtype=np.float64)
 
 
 def with_offsets(blocks: Iterable[Rows]) -> Iterator[tuple[int, Rows]]:

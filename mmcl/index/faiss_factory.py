@@ -7,7 +7,11 @@ from typing import Any
 from mmcl.index.faiss_setup import load_faiss
 
 AUTO = "Flat"
+MIPS = "MIPS,"
+"""Before a factory string: one more coordinate lifts every item to the same length, queries have 0 there. Inner
+products stay, while lists and graphs find their way as among unit vectors (Bachrach et al. 2014)."""
 REFUSED = {
+    "NSG": "nothing can be added to it once it is built; use HNSW",
     "L2norm": "it divides every vector by its norm, and the score would no longer be the model's",
     "ITQ": "it centres vectors and divides them by their norm, and the score would no longer be the model's",
     "PCAW": "it rescales the coordinates, which changes every inner product; use PCA or PCAR",
@@ -28,6 +32,7 @@ def new_faiss_index(factory: Any, width: int) -> Any:
     Raises: ValueError that quotes the string where FAISS does not know it, or where it changes inner products.
     """
     refuse_factory(factory)
+    factory = factory.removeprefix(MIPS)
     for padded in range(width, max(2 * width, MAX_PADDED_WIDTH) + 1):
         try:
             index = load_faiss().index_factory(padded, factory, load_faiss().METRIC_INNER_PRODUCT)

@@ -40,27 +40,33 @@ def check_parameters(index: Any, factory: str, given: Mapping[str, Any]) -> None
             raise ValueError(f"{name} must be {'a number' if real else 'an integer'} >= 1, got {value!r}")
 
 
-def search_parameters(index: Any, given: Mapping[str, Any], k: int) -> Any:
-    """The FAISS object that carries `given` (checked), or None. Values beyond what can matter are capped."""
+def search_parameters(index: Any, given: Mapping[str, Any], k: int, chosen: Any = None) -> Any:
+    """The FAISS object that carries `given` (checked) and a selector, or None where there is neither.
+
+    Values beyond what can matter are capped.
+    """
     faiss = load_faiss()
     index = own_class(index)
-    if not given:
+    if not given and chosen is None:
         return None
     if isinstance(index, faiss.IndexPreTransform):
-        return faiss.SearchParametersPreTransform(index_params=search_parameters(index.index, given, k))
+        return faiss.SearchParametersPreTransform(index_params=search_parameters(index.index, given, k, chosen))
     if isinstance(index, faiss.IndexRefine):
         factor = float(given.get("k_factor", index.k_factor))
         inner = {name: value for name, value in given.items() if name != "k_factor"}
         factor = max(1.0, min(factor, index.ntotal / k))
-        base = search_parameters(index.base_index, inner, max(k, int(k * factor)))
+        base = search_parameters(index.base_index, inner, max(k, int(k * factor)), chosen)
         return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=base)
     if isinstance(index, faiss.IndexIVF):
         nprobe = min(int(given.get("nprobe", index.nprobe)), index.nlist)
         inner = {name.removeprefix(QUANTIZER): value for name, value in given.items() if name.startswith(QUANTIZER)}
         codes = min(int(given.get("max_codes", index.max_codes)), index.ntotal)
         quantizer = search_parameters(index.quantizer, inner, nprobe)
-        return faiss.SearchParametersIVF(nprobe=nprobe, max_codes=codes, quantizer_params=quantizer)
-    return faiss.SearchParametersHNSW(efSearch=min(int(given["efSearch"]), max(index.ntotal, 1)))
+        return faiss.SearchParametersIVF(nprobe=nprobe, max_codes=codes, quantizer_params=quantizer, sel=chosen)
+    if isinstance(index, faiss.IndexHNSW):
+        effort = min(int(given.get("efSearch", index.hnsw.efSearch)), max(index.ntotal, 1))
+        return faiss.SearchParametersHNSW(efSearch=effort, sel=chosen)
+    return faiss.SearchParameters(sel=chosen)
 
 
 def filling_parameter(index: Any) -> tuple[str, int, int] | None:

@@ -1,36 +1,39 @@
 """What a search returns."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
 
-from mmcl.index.items import Items
+Metadata = list[list[dict[str, Any]]]
 
 
 class Hits:
     """The k best items of each query, best first; iterate for one list of (id, score, metadata) a query.
 
     Args:
-        items: of the index.
+        ids: (nq, k) int64, padded by -1; or str in an object array, padded by "".
         scores: (nq, k) float32, -inf where there is no item.
-        rows: (nq, k) row numbers, -1 where there is no item.
+        counts: (nq,) how many of the k there are.
+        look_up: gives the metadata, one list of dicts a query.
         exact: whether the scores are the score function's own, not estimates from quantised vectors.
+        kind: "score", the score function's values; or "pmi", log p(query | item) / p(query) in nats, where the index
+            has a bank.
     """
 
-    kind = "score"
-    """`scores` are values of the score function."""
-
-    def __init__(self, items: Items, scores: Float32[np.ndarray, "nq k"], rows: Int64[np.ndarray, "nq k"], exact: bool):
-        self.scores = scores
-        self.ids = items.ids_at(rows)
-        """(nq, k) int64, padded by -1; or str in an object array, padded by ""."""
-        self.counts = (rows >= 0).sum(axis=1)
-        """(nq,) how many of the k there are."""
-        self.exact = exact
-        self._items, self._row_numbers = items, rows
+    def __init__(
+        self,
+        ids: np.ndarray,
+        scores: np.ndarray,
+        counts: np.ndarray,
+        look_up: Callable[[], Metadata],
+        exact: bool,
+        kind: str = "score",
+    ):
+        self.ids, self.scores, self.counts = ids, scores, counts
+        self.exact, self.kind = exact, kind
+        self._look_up = look_up
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -44,8 +47,12 @@ class Hits:
         return f"Hits({nq} queries, k={k}, exact={self.exact}, kind={self.kind!r})"
 
     @functools.cached_property
-    def metadata(self) -> list[list[dict[str, Any]]]:
+    def metadata(self) -> Metadata:
         """One list of dicts a query, without padding; looked up when first asked for."""
-        found = self._items.metadata_at(self._row_numbers[self._row_numbers >= 0])
-        ends = np.cumsum(self.counts).tolist()
-        return [found[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        return self._look_up()
+
+
+def split_by(flat: list[Any], counts: np.ndarray) -> list[list[Any]]:
+    """Pieces of these lengths."""
+    ends = np.cumsum(counts).tolist()
+    return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,20 +1,63 @@
 """Ids and metadata of the rows of an index."""
 
-import functools
-from collections.abc import Iterable, Mapping
-from io import BytesIO
+from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-ID = "id"
-MAX_ID = 2**63 - 1
+from mmcl.index.growing import Growing
+from mmcl.index.item_checks import ID
+
+MAX_CHUNKS = 64
+"""Tables of more pieces than this are joined into one: looking up a row passes all of them."""
+
+
+class Places:
+    """id -> row, for ids that were there from the start and for those that came since.
+
+    The row of an id that was removed and added again is the newest one; whether a row is alive is for others to say.
+    One object serves all snapshots of an index until rows are renumbered.
+    """
+
+    def __init__(self, ids: np.ndarray):
+        self._ids = ids
+        self._order: np.ndarray | None = None
+        self._first: dict[str, int] | None = None
+        self._since: dict[Any, int] = {}
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        """(n,) row numbers, -1 where an id has none."""
+        rows = self._rows_of_names(ids) if self._ids.dtype == object else self._rows_of_integers(ids)
+        if self._since:
+            newer = (self._since.get(key, -1) for key in ids.tolist())
+            rows = np.maximum(rows, np.fromiter(newer, np.int64, len(ids)))
+        return rows
+
+    def add(self, ids: np.ndarray, start: int) -> None:
+        """These ids stand in the rows from `start` on."""
+        self._since.update(zip(ids.tolist(), range(start, start + len(ids)), strict=True))
+
+    def _rows_of_names(self, ids: np.ndarray) -> np.ndarray:
+        if self._first is None:
+            self._first = {key: row for row, key in enumerate(self._ids.tolist())}
+        return np.fromiter((self._first.get(key, -1) for key in ids.tolist()), np.int64, len(ids))
+
+    def _rows_of_integers(self, ids: np.ndarray) -> np.ndarray:
+        if not len(self._ids):
+            return np.full(len(ids), -1, np.int64)
+        if self._order is None:
+            ordered = bool((self._ids[1:] > self._ids[:-1]).all())
+            self._order = np.empty(0, np.int64) if ordered else np.argsort(self._ids, kind="stable")
+        order = self._order if len(self._order) else None
+        at = np.maximum(np.searchsorted(self._ids, ids, side="right", sorter=order) - 1, 0)  # of several the newest
+        rows = at if order is None else order[at]
+        return np.where(self._ids[rows] == ids, rows, -1)
 
 
 class Items:
-    """Row number <-> id, and row number -> metadata.
+    """Row number <-> id, and row number -> metadata; a snapshot that later additions leave as it is.
 
     Args:
         ids: (n,) int64, or object array of str; see `check_ids`.
@@ -22,24 +65,45 @@ class Items:
     """
 
     def __init__(self, ids: np.ndarray, metadata: pa.Table):
-        self.ids, self.metadata = ids, metadata
+        self._ids, self.metadata, self._places = Growing(ids), metadata, Places(ids)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self._ids)
 
-    def __contains__(self, key: object) -> bool:
-        return self._is_id(key) and key in self._rows
+    @property
+    def ids(self) -> np.ndarray:
+        return self._ids.rows
 
     @property
     def named(self) -> bool:
         """Whether ids are str."""
         return self.ids.dtype == object
 
-    def row(self, key: Any) -> int:
-        """The row of an id; KeyError naming it where there is none."""
-        if key not in self:
-            raise KeyError(f"no item {key!r}; ids of this index are {'str' if self.named else 'integers'}")
-        return self._rows[key]
+    def is_id(self, key: object) -> bool:
+        """Whether it is of the kind of this index's ids: True == 1 and 1.0 == 1 would find integers otherwise."""
+        if self.named:
+            return isinstance(key, str)
+        return isinstance(key, Integral) and not isinstance(key, bool) and abs(int(key)) < 2**63
+
+    def find(self, keys: Iterable[Any]) -> np.ndarray:
+        """(n,) the newest row of each id, alive or not; -1 where there is none, or it is no id of this index."""
+        keys = list(keys)
+        right = np.array([self.is_id(key) for key in keys], bool)
+        asked = [key for key, good in zip(keys, right, strict=True) if good]
+        rows = np.full(len(keys), -1, np.int64)
+        rows[right] = self.find_checked(np.array(asked, self.ids.dtype))
+        return rows
+
+    def find_checked(self, ids: np.ndarray) -> np.ndarray:
+        """`find` of an array of the right kind."""
+        rows = self._places.find(ids)
+        known = np.flatnonzero((rows >= 0) & (rows < len(self)))
+        wrong = rows >= len(self)
+        wrong[known] = self.ids[rows[known]] != ids[known]
+        for at in np.flatnonzero(wrong):  # added to the index after this snapshot, or in vain
+            before = np.flatnonzero(self.ids == ids[at])
+            rows[at] = before[-1] if len(before) else -1
+        return rows
 
     def ids_at(self, rows: np.ndarray) -> np.ndarray:
         """Ids of row numbers of any shape; -1, or "" among str, where a row number is -1."""
@@ -56,11 +120,27 @@ class Items:
             return [{} for _ in rows]
         return self.metadata.take(pa.array(rows, pa.int64())).to_pylist()
 
-    def to_table(self) -> pa.Table:
-        """Ids and metadata as one table."""
-        ids = pa.chunked_array([pa.array(self.ids, pa.large_string() if self.named else pa.int64())])
-        columns = {name: self.metadata[name] for name in self.metadata.column_names}
-        return pa.table({ID: ids, **columns})
+    def appended(self, ids: np.ndarray, metadata: pa.Table) -> "Items":
+        """A snapshot with more rows; ValueError for a metadata column of another type than the one there is."""
+        if not len(self) and ids.dtype != self.ids.dtype:
+            return Items(ids, metadata)
+        grown = Items.__new__(Items)
+        grown.metadata = appended_table(self.metadata, len(self), metadata, len(ids))
+        grown._ids, grown._places = self._ids.appended(ids), self._places
+        self._places.add(ids, len(self))
+        return grown
+
+    def kept(self, keep: np.ndarray) -> "Items":
+        """The rows where `keep` (n,) is true, renumbered."""
+        table = self.metadata.filter(pa.array(keep)).combine_chunks() if self.metadata.column_names else self.metadata
+        return Items(self.ids[keep], table)
+
+    def to_table(self, start: int = 0, end: int | None = None) -> pa.Table:
+        """Ids and metadata of rows start..end as one table."""
+        ids = self.ids[start:end]
+        column = pa.chunked_array([pa.array(ids, pa.large_string() if self.named else pa.int64())])
+        part = self.metadata.slice(start, len(ids))
+        return pa.table({ID: column, **{name: part[name] for name in part.column_names}})
 
     @classmethod
     def from_table(cls, table: pa.Table) -> "Items":
@@ -69,127 +149,51 @@ class Items:
         ids = table[ID].to_numpy().astype(kind, copy=False)
         return cls(ids, table.drop_columns([ID]))
 
-    def _is_id(self, key: object) -> bool:
-        # True == 1 and 1.0 == 1 would find integer ids otherwise
-        return isinstance(key, str) if self.named else isinstance(key, Integral) and not isinstance(key, bool)
 
-    @functools.cached_property
-    def _rows(self) -> Mapping[Any, int]:
-        return {key: row for row, key in enumerate(self.ids.tolist())}
+def appended_table(table: pa.Table, rows: int, more: pa.Table, count: int) -> pa.Table:
+    """`more` (count rows) behind `table` (of `rows`); a column that one of them lacks is null there.
 
-
-def check_ids(ids: Any, count: int) -> np.ndarray:
-    """(count,) int64 >= 0, or an object array of non-empty str; 0..count-1 for None.
-
-    Raises: ValueError that names the id, and the row or rows.
+    Raises: ValueError for a column whose values do not fit the type that the index has.
     """
-    if ids is None:
-        return np.arange(count, dtype=np.int64)
-    if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
-        raise ValueError(f"ids must be a sequence of integers or of strings, got {type(ids).__name__} {ids!r}")
-    if not (isinstance(ids, np.ndarray) and ids.dtype.kind in "iu"):
-        ids = np.array(plain_ids(ids), dtype=object)
-    if ids.shape != (count,):
-        raise ValueError(f"{count} items need {count} ids, got {ids.shape[0] if ids.ndim == 1 else ids.shape}")
-    if ids.dtype == object and count and isinstance(ids[0], str):
-        check_names(ids)
-    else:
-        ids = check_integers(ids)
-    refuse_duplicates(ids)
-    return ids
+    fields = {field.name: field for field in table.schema}
+    for field in more.schema:
+        old = fields.get(field.name)
+        fields[field.name] = field if old is None or pa.types.is_null(old.type) else old
+    if not fields:
+        return table
+    columns = {}
+    for name, field in fields.items():
+        parts = [column_as(part, name, field.type, size) for part, size in ((table, rows), (more, count))]
+        columns[name] = pa.chunked_array([chunk for part in parts for chunk in part.chunks], field.type)
+    joined = pa.table(columns)
+    return joined.combine_chunks() if max(column.num_chunks for column in joined.columns) > MAX_CHUNKS else joined
 
 
-def plain_ids(ids: Iterable[Any]) -> list[Any]:
-    """Python int or str, one kind; ValueError names the first that is neither, or of the other kind."""
-    ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)  # arrays, tensors, pandas
-    ids = [key.as_py() if isinstance(key, pa.Scalar) else key for key in ids]
-    kinds = {bool: "bool", str: "str"}
-    for row, key in enumerate(ids):
-        if isinstance(key, bool | np.bool_) or not isinstance(key, Integral | str):
-            raise ValueError(f"ids must be integers or strings, got {key!r} ({type(key).__name__}) in row {row}")
-        if isinstance(key, str) != isinstance(ids[0], str):
-            first, other = (kinds.get(type(each), type(each).__name__) for each in (ids[0], key))
-            raise ValueError(f"ids must be all integers or all strings: row 0 is {first}, row {row} is {other}")
-    return ids
-
-
-def check_names(ids: np.ndarray) -> None:
-    """ValueError for an empty str, and for one that has no UTF-8."""
-    for row, key in enumerate(ids):
-        if not key:
-            raise ValueError(f"the id in row {row} is an empty string")
-        try:
-            key.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"the id in row {row}, {key!r}, cannot be written as UTF-8") from None
-
-
-def check_integers(ids: np.ndarray) -> np.ndarray:
-    """As int64; ValueError for one below 0 or above 2^63 - 1."""
-    outside = np.flatnonzero((ids < 0) | (ids > MAX_ID))
-    if len(outside):
-        row = int(outside[0])
-        raise ValueError(f"ids must be between 0 and 2^63 - 1, got {ids[row]} in row {row}")
-    return ids.astype(np.int64)
-
-
-def refuse_duplicates(ids: np.ndarray) -> None:
-    """ValueError that names an id that stands twice, and both rows."""
-    if ids.dtype != object and len(np.unique(ids)) == len(ids):
-        return
-    seen: dict[Any, int] = {}
-    for row, key in enumerate(ids.tolist()):
-        if seen.setdefault(key, row) != row:
-            raise ValueError(f"duplicate id {key!r} in rows {seen[key]} and {row}")
-
-
-def check_metadata(metadata: Any, count: int) -> pa.Table:
-    """A table of `count` rows from a dict of columns or a pyarrow.Table; without columns for None.
-
-    Raises: ValueError that names the column.
-    """
-    if metadata is None:
-        return pa.table({})
-    if not isinstance(metadata, pa.Table):
-        if not isinstance(metadata, Mapping):
-            kind = type(metadata).__name__
-            raise ValueError(f"metadata must be a dict of columns or a pyarrow.Table, got {kind}")
-        metadata = {name: as_column(name, values) for name, values in metadata.items()}
-    names = metadata.column_names if isinstance(metadata, pa.Table) else list(metadata)
-    for name in names:
-        if name == ID:
-            raise ValueError("the metadata column 'id' is reserved; pass it as `ids`, or rename it")
-        if names.count(name) > 1:
-            raise ValueError(f"the metadata column {name!r} stands twice")
-        if len(metadata[name]) != count:
-            raise ValueError(f"metadata column {name!r} has {len(metadata[name])} rows, there are {count} items")
-    table = metadata if isinstance(metadata, pa.Table) else pa.table(metadata)
-    refuse_unstorable(table)
-    return table.replace_schema_metadata(None)
-
-
-def as_column(name: Any, values: Any) -> pa.Array | pa.ChunkedArray:
-    """An arrow column in which NaN stays NaN and None is null."""
-    if not isinstance(name, str):
-        raise ValueError(f"metadata columns are named by strings, got {name!r}")
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return values
-    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
-        raise ValueError(f"metadata column {name!r} must hold one value an item, got {values!r}")
+def column_as(table: pa.Table, name: str, kind: pa.DataType, rows: int) -> pa.ChunkedArray:
+    """A column in this type, nulls where the table lacks it; ValueError where a value does not fit."""
+    if name not in table.column_names:
+        return pa.chunked_array([pa.nulls(rows, kind)])
+    column = table[name]
+    if column.type == kind:
+        return column
+    why = "its values would change"
     try:
-        # a tensor, or a pandas series (which would turn NaN into null), goes by its values
-        return pa.array(values.tolist() if hasattr(values, "detach") else values, from_pandas=False)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"metadata column {name!r}: {error}") from None
+        if keeps_values(column.type, kind):
+            return column.cast(kind)
+    except pa.ArrowException as error:
+        why = str(error)
+    raise ValueError(f"metadata column {name!r} holds {kind} in this index, and {column.type} does not fit: {why}")
 
 
-def refuse_unstorable(table: pa.Table) -> None:
-    """ValueError for a column of a type that parquet cannot hold: now, not when the index is saved."""
-    import pyarrow.parquet as pq
-
-    for name in table.column_names:
-        try:
-            pq.write_table(table.select([name]).slice(0, 0), BytesIO())
-        except pa.ArrowException as error:
-            kind = table.schema.field(name).type
-            raise ValueError(f"metadata column {name!r} of type {kind} cannot be stored: {error}") from None
+def keeps_values(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast that arrow accepts gives back the very values: no number for a text, no rounding."""
+    types = pa.types
+    text = (types.is_string, types.is_large_string, types.is_dictionary)
+    pairs = (
+        (types.is_null(kind), True),
+        (types.is_integer(kind), types.is_integer(wanted) or types.is_float64(wanted)),
+        (types.is_floating(kind), types.is_float64(wanted)),
+        (any(is_text(kind) for is_text in text), any(is_text(wanted) for is_text in text[:2])),
+        (types.is_timestamp(kind), types.is_timestamp(wanted) and kind.tz == wanted.tz),
+    )
+    return any(here and there for here, there in pairs)

@@ -2,7 +2,7 @@
 
 path/
   manifest.json         format, version, what the index is, size and SHA-256 of every file, SHA-256 of itself
-  v-<unique>/           score.safetensors, index.faiss, items.parquet
+  v-<unique>/           score.safetensors, and the files of the tuples (see `local_files`)
 """
 
 import hashlib
@@ -20,43 +20,61 @@ from mmcl import __version__
 from mmcl.files import sha256
 
 FORMAT = "mmcl.tuple_index"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST, DRAFT, LOCK = "manifest.json", ".manifest.json.draft", ".lock"
-FILES = ("score.safetensors", "index.faiss", "items.parquet")
+LOCK_SECONDS = 60.0
+"""How long a writer waits for another to finish."""
 VERSION = re.compile(r"v-[0-9a-f]{32}")
 NO_DIGEST = "0" * 64
 
 Loaded = TypeVar("Loaded")
+Digest = dict[str, Any]
+"""{"size": bytes, "sha256": hexadecimal} of a file."""
 
 
-def write_version(path: Path, writers: Mapping[str, Callable[[Path], None]], about: Mapping[str, Any]) -> None:
+def write_version(
+    path: Path,
+    write: Callable[[Path], dict[str, Digest]],
+    about: Mapping[str, Any],
+    expected: str | None = None,
+) -> dict[str, Any]:
     """Write a new version beside the old one, switch to it in one step, remove the old.
 
     Killed at any point, the folder still loads: as the old version before the switch, as the new one after.
 
     Args:
         path: of the index; made where missing, refused where it holds anything else.
-        writers: {file name: what writes it}, exactly `FILES`.
+        write: writes all files of the version into the folder it is given; returns the sizes and checksums that it
+            knows beforehand, of files that it linked from the version before.
         about: what the manifest says besides versions and checksums, JSON-serialisable.
+        expected: the version that the writer knows; None: whatever is there is replaced.
+    Returns: the manifest.
+    Raises: ValueError where the folder holds something else, or another version than expected; TimeoutError where
+        another writer holds the lock for a minute; OSError where the disk does not take it.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; an index is saved as a folder")
     path.mkdir(parents=True, exist_ok=True)
     refuse_foreign_folder(path)
     with locked(path):
+        refuse_changed(path, expected)
         folder = path / f"v-{uuid.uuid4().hex}"
         try:
-            write_files(folder, writers)
+            folder.mkdir()
+            known = write(folder)
             head = {"format": FORMAT, "format_version": FORMAT_VERSION, "mmcl_version": __version__}
-            files = {name: {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in FILES}
-            write_manifest(path, {**head, "version": folder.name, **about, "files": files})
+            files = {file.name: known.get(file.name) or digest_of(file) for file in sorted(folder.iterdir())}
+            sync(folder)
+            manifest = write_manifest(path, {**head, "version": folder.name, **about, "files": files})
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not is_current(path, folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
             raise
         sync(path)
         for old in path.iterdir():
             if VERSION.fullmatch(old.name) and old.name != folder.name:
                 shutil.rmtree(old)
+    return manifest
 
 
 def read_version(path: Path, read: Callable[[Path, dict[str, Any]], Loaded]) -> Loaded:
@@ -99,8 +117,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     """ValueError that names the first file which is missing, of another size, or of other content."""
-    for name in FILES:
-        file, stated = folder / name, files[name]
+    for name, stated in files.items():
+        file = folder / name
         if not file.is_file():
             raise ValueError(f"{file} is missing")
         size = file.stat().st_size
@@ -122,31 +140,57 @@ def refuse_foreign_folder(path: Path) -> None:
         raise ValueError(f"{path} holds something else than an index ({foreign[0]!r}); choose another folder")
 
 
+def refuse_changed(path: Path, expected: str | None) -> None:
+    """ValueError where another writer has saved since: what it stored would be lost."""
+    if expected is None or not (path / MANIFEST).exists():
+        return
+    found = read_manifest(path)["version"]
+    if found != expected:
+        raise ValueError(
+            f"{path} has been saved by another writer since this index was loaded or saved ({found} is there, not "
+            f"{expected}); load it again, or save with replace=True"
+        )
+
+
+def is_current(path: Path, version: str) -> bool:
+    """Whether the manifest already names this version: an interrupt may come right after the switch."""
+    try:
+        return read_manifest(path)["version"] == version
+    except (OSError, ValueError):
+        return False
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Two writers take turns: each would take the other's unfinished version for a leftover."""
-    from filelock import FileLock
+    from filelock import FileLock, Timeout
 
-    with FileLock(str(path / LOCK)):
+    lock = FileLock(str(path / LOCK), timeout=LOCK_SECONDS)
+    try:
+        lock.acquire()
+    except Timeout:
+        told = f"another process has been writing to {path} for {LOCK_SECONDS:g} s (it holds {path / LOCK}); try later"
+        raise TimeoutError(told) from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
-def write_files(folder: Path, writers: Mapping[str, Callable[[Path], None]]) -> None:
-    """All files of a version, on the disk itself before this returns."""
-    folder.mkdir()
-    for name in FILES:
-        writers[name](folder / name)
-        sync(folder / name)
-    sync(folder)
+def digest_of(file: Path) -> Digest:
+    """Size and SHA-256 of a file that is now on the disk itself."""
+    sync(file)
+    return {"size": file.stat().st_size, "sha256": sha256(file)}
 
 
-def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Switch to a version: the manifest is replaced in one step. It states the SHA-256 of itself with zeros there."""
     text = json.dumps({**manifest, "sha256": NO_DIGEST}, indent=2)
     text = text.replace(NO_DIGEST, content_digest(text.encode()))
     (path / DRAFT).write_bytes(text.encode())
     sync(path / DRAFT)
     os.replace(path / DRAFT, path / MANIFEST)
+    return dict(manifest)
 
 
 def sync(path: Path) -> None:

@@ -1,24 +1,25 @@
-"""The index: tuples of some modalities, found from any of the others by one inner product."""
+"""Tuples of some modalities, retrieved from any of the others by one inner product."""
 
-import copy
 import functools
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterable
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from mmcl.arrays import refuse_bad_rows, same_length
 from mmcl.index.faiss_backend import FaissBackend
+from mmcl.index.fusion import Fusion, frozen_copy
 from mmcl.index.hits import Hits
-from mmcl.index.items import Items, check_ids, check_metadata
-from mmcl.index.sources import Source, fused_block, open_source
+from mmcl.index.item_checks import check_ids, check_metadata
+from mmcl.index.items import Items
+from mmcl.index.local import LocalTuples
+from mmcl.index.local_files import read_tuples
+from mmcl.index.sources import Source, open_source
 from mmcl.index.store import FORMAT_VERSION, read_version, write_version
-from mmcl.scores import Score, load_score
-from mmcl.values import as_embeddings, as_query, encode, is_encoded
+from mmcl.scores import Score
 
 
 class TupleIndex:
@@ -27,17 +28,20 @@ class TupleIndex:
         index = TupleIndex.build(score, {"image": a, "audio": b}, ids=names, metadata={"title": titles})
         hits = index.search({"text": q}, k=10)
 
-    Ranking is always by raw inner product of `score.query_vectors` and `score.item_vectors`.
+    Ranking is always by raw inner product of `score.query_vectors` and `score.item_vectors`. Any number of threads may
+    search while one adds or removes: each answer is of one consistent version.
     """
 
-    def __init__(self, score: Score, modalities: tuple[str, ...], items: Items, backend: FaissBackend):
-        self.score = score
-        self.modalities = modalities
+    def __init__(self, fusion: Fusion, tuples: Any):
+        self._fusion, self._tuples = fusion, tuples
         self.model: Any = None
         self.fingerprint: str | None = None
         self.device = "cpu"
-        self._items, self._backend = items, backend
+        self.search_parameters: dict[str, Any] = {}
+        """Used where a search gives none."""
         self._path: Path | None = None
+        self._version: str | None = None
+        self._saving = threading.Lock()
 
     @classmethod
     def build(
@@ -62,30 +66,31 @@ class TupleIndex:
                 named as modalities; other columns of single values become metadata); or a folder of embedding shards.
             ids: n integers >= 0 or n non-empty strings; default 0..n-1.
             metadata: {column: n values} or a `pyarrow.Table` of n rows, in place of what the items bring along.
-            factory: FAISS factory string such as "IVF64,PQ16"; "auto" is "Flat".
+            factory: FAISS factory string such as "IVF64,PQ16"; "auto" is "Flat". "MIPS," before it adds a coordinate
+                with which lists and graphs find their way among items of different lengths.
             device: "cpu", or "auto" for the same.
-            bank: not in this version; items are ranked by the score itself.
-            encoded: whether items are embeddings. Default: without a model they are; with one, where they are unit
-                rows of the score's width.
+            bank: {modality: (b, d) embeddings, or raw values for the model} of some hundred queries: items are ranked
+                by log p(query | item) / p(query) in place of the score, which also rewards items for how well their
+                own parts fit (querybank normalisation, Bogolin et al. 2022). Searches then name those modalities.
+            encoded: whether items, and the bank, are embeddings. Default: without a model they are; with one, where
+                they are unit rows of the score's width.
             modalities: those of the items to store; default: all of them, which must not be all of the score's.
         Raises: KeyError for an unknown modality; ValueError that names the modality and the row, the id, the metadata
             column, or the factory string at fault.
         """
         device = check_device(device)
-        refuse_option("bank", bank, "items are ranked by the score itself")
         score, model = (score, None) if isinstance(score, Score) else (check_model(score).score, score)
         source = open_source(items, score, model, modalities, encoded)
         fingerprint = source.fingerprint if model is None else model.fingerprint()
         refuse_fingerprint(source.fingerprint, fingerprint, "the embedding shards were")
         numbers = check_ids(ids, source.count)
         table = None if metadata is None else check_metadata(metadata, source.count)
-        frozen = frozen_copy(score)
+        fusion = Fusion(frozen_copy(score), source.modalities)
+        fusion = fusion if bank is None else fusion.with_bank(bank, model, encoded)
         collected: list[pa.Table] = []
-        backend = FaissBackend.build(factory, score.width, fused_blocks(frozen, source, collected))
-        if table is None:
-            brought = pa.concat_tables(collected, promote_options="default") if collected else source.metadata
-            table = check_metadata(brought, source.count)
-        index = cls(frozen, source.modalities, Items(numbers, table), backend)
+        base = built_base(factory, fusion.width, fusion.items(source, collected))
+        table = brought_metadata(source, collected) if table is None else table
+        index = cls(fusion, LocalTuples(base, Items(numbers, table)))
         index.model, index.fingerprint, index.device = model, fingerprint, device
         return index
 
@@ -97,78 +102,127 @@ class TupleIndex:
                 that are not stored; a single vector, number, string, image or dict is one query, other single values
                 go into a list. Those left out are absent (see `Score.query_vectors`).
             k: how many; where there are fewer, `hits.counts` says so.
-            where: not in this version; filter `hits.metadata`.
+            where: a condition on metadata columns and `id` in DuckDB's SQL, such as "year >= 2020 and genre = 'rock'",
+                or (condition, parameters) with ? or $name in their place. Only items that satisfy it are returned, k of
+                them wherever there are.
             encoded: whether queries are embeddings; default as in `build`.
             parameters: FAISS search parameters by name, such as nprobe=32 or efSearch=64.
         Raises: KeyError for an unknown modality, or an absent one that the score cannot replace; ValueError for a
-            stored modality, a row that is not finite or only zeros, k that is no integer >= 1, and a parameter that
-            this type of index does not have.
+            stored modality, a row that is not finite or only zeros, k that is no integer >= 1, a parameter that this
+            type of index does not have, and a condition that is none.
         """
         if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
             raise ValueError(f"k must be an integer >= 1, got {k!r}")
-        refuse_option("where", where, "filter hits.metadata instead")
-        self._backend.check_parameters(parameters)
-        vectors = self._query_vectors(queries, encoded)
-        shape, found = (len(vectors), int(k)), min(int(k), len(self))
-        scores, rows = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64)
-        if found and len(vectors):
-            scores[:, :found], rows[:, :found] = self._backend.search(vectors, found, parameters)
-            scores[rows < 0] = -np.inf
-        return Hits(self._items, scores, rows, self._backend.exact)
+        self._tuples.check_parameters(parameters)
+        vectors = self._fusion.queries(queries, self.model, encoded)
+        hits = self._tuples.search(vectors, int(k), where, {**self.search_parameters, **parameters})
+        hits.kind = self.kind
+        return hits
+
+    def add(self, items: Any, ids: Any = None, metadata: Any = None, *, encoded: Any = None) -> None:
+        """Store more items; they are found at once.
+
+        Args:
+            items: of the stored modalities, in any of the forms that `build` takes.
+            ids: new ones, of the kind that the index has; default: the integers behind the largest there ever was.
+            metadata: as in `build`; columns that it lacks, or brings along, are None elsewhere.
+        Raises: ValueError naming an id that is there already (`upsert` replaces it), or what `build` would name;
+            nothing is stored then.
+        """
+        vectors, table, numbers = self._fused(items, ids, metadata, encoded)
+        self._tuples.add(numbers, vectors, table)
+
+    def upsert(self, items: Any, ids: Any, metadata: Any = None, *, encoded: Any = None) -> None:
+        """Store items, in place of those that have their ids, metadata included; see `add`."""
+        if ids is None:
+            raise ValueError("upsert needs ids: those of the items to replace, or new ones")
+        vectors, table, numbers = self._fused(items, ids, metadata, encoded)
+        self._tuples.upsert(numbers, vectors, table)
+
+    def remove(self, ids: Any) -> None:
+        """Take out one item or several; KeyError names an id that is not there, and nothing is removed then."""
+        self._tuples.remove(listed(ids)[0])
+
+    def compact(self) -> None:
+        """Free what removed items still hold, and give added ones their place in the lists or the graph."""
+        self._tuples.compact()
 
     def get(self, ids: Any) -> Any:
         """Metadata: a dict for a single id, a list of dicts in the order of several. KeyError names an unknown id."""
-        single = isinstance(ids, str) or np.ndim(ids) == 0
-        keys = [ids] if single else ids.tolist() if hasattr(ids, "tolist") else list(ids)
-        found = self._items.metadata_at(np.array([self._items.row(key) for key in keys], np.int64))
+        keys, single = listed(ids)
+        found = self._tuples.get(keys)
         return found[0] if single else found
 
     def __contains__(self, key: object) -> bool:
-        return key in self._items
+        return key in self._tuples
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._tuples)
 
     def __repr__(self) -> str:
-        return f"TupleIndex({len(self)} items of {list(self.modalities)}, factory={self._backend.factory!r})"
+        return f"TupleIndex({len(self)} items of {list(self.modalities)}, factory={self._tuples.factory!r})"
+
+    @property
+    def score(self) -> Score:
+        return self._fusion.score
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Those that are stored."""
+        return self._fusion.modalities
 
     @property
     def query_modalities(self) -> tuple[str, ...]:
         """Those that a search may name."""
-        return tuple(name for name in self.score.modalities if name not in self.modalities)
+        return self._fusion.bank_modalities or self._fusion.query_modalities
+
+    @property
+    def kind(self) -> str:
+        """What `hits.scores` are: "score", or with a bank "pmi", log p(query | item) / p(query) in nats."""
+        return "score" if self._fusion.bank is None else "pmi"
 
     def info(self) -> dict[str, Any]:
-        """What the index is, JSON-serialisable; `bytes` is the size of its vectors as FAISS stores them."""
-        return {**self._about(), "query_modalities": list(self.query_modalities), "bytes": self._bytes}
+        """What the index is, JSON-serialisable; `bytes` is the size of its vectors as they are stored."""
+        about = {**self._about(), **self._tuples.saving().about()}
+        about.pop("engine", None)
+        return {**about, "query_modalities": list(self.query_modalities), "bytes": self._tuples.stored_bytes}
 
-    def save(self, path: Any) -> None:
+    def save(self, path: Any, *, replace: bool = False) -> None:
         """Write the index into a folder; an index that is there already is replaced in one step, whole or not at all.
 
-        Raises: ValueError where the folder holds something else; OSError where the disk does not take it.
+        Args:
+            path: the folder.
+            replace: also what another writer has saved there since this index was loaded from it, or saved to it.
+        Raises: ValueError where the folder holds something else, or another writer's version; TimeoutError where
+            another process is writing there; OSError where the disk does not take it.
         """
-        import pyarrow.parquet as pq
+        with self._saving:
+            path = Path(path)
+            known = self._version if path == self._path and not replace else None
+            saving = self._tuples.saving()
 
-        writers = {
-            "score.safetensors": self.score.save,
-            "index.faiss": self._write_vectors,
-            "items.parquet": lambda file: pq.write_table(self._items.to_table(), file),
-        }
-        write_version(Path(path), writers, {**self._about(), "score": self.score.config()})
-        self._path = Path(path)
+            def write(folder: Path) -> dict[str, Any]:
+                self._fusion.write(folder)
+                return saving.write(folder)
+
+            manifest = write_version(path, write, {**self._about(), **saving.about()}, known)
+            saving.done(path / manifest["version"], manifest["files"])
+            self._path, self._version = path, manifest["version"]
 
     @classmethod
-    def load(cls, path: Any, model: Any = None, device: Any = "cpu") -> "TupleIndex":
+    def load(cls, path: Any, model: Any = None, device: Any = "cpu", *, memory_map: bool = False) -> "TupleIndex":
         """Read an index that `save` wrote, after checking every file's checksum.
 
         Args:
             path: the folder.
             model: encodes raw queries; it must be the one that the index was built with.
             device: "cpu", or "auto" for the same.
+            memory_map: leave the vectors on the disk and read them as searches need them.
         Raises: FileNotFoundError where there is no index; ValueError that names the damaged or foreign file, or both
             fingerprints of a model that differs.
         """
         device = check_device(device)
-        index = read_version(Path(path), cls._read)
+        index = read_version(Path(path), functools.partial(cls._read, memory_map=memory_map))
         index.device, index._path = device, Path(path)
         if model is not None:
             refuse_fingerprint(index.fingerprint, check_model(model).fingerprint(), f"{path} was")
@@ -182,98 +236,58 @@ class TupleIndex:
 
         Raises: ValueError that says what is wrong, naming the file.
         """
-        if len(self._backend) != len(self._items):
-            raise ValueError(f"{len(self._items)} items, yet {len(self._backend)} vectors")
-        if self._backend.width != self.score.width:
-            raise ValueError(f"vectors of width {self._backend.width}, yet the score's have {self.score.width}")
+        self._tuples.verify(self._fusion.width)
         if self._path is not None:
-            read_version(self._path, self._read)
+            read_version(self._path, functools.partial(self._read, memory_map=True))
 
     @classmethod
-    def _read(cls, folder: Path, manifest: dict[str, Any]) -> "TupleIndex":
-        import pyarrow.parquet as pq
-
-        score = frozen_copy(load_score(folder / "score.safetensors"))
-        items = Items.from_table(pq.read_table(folder / "items.parquet"))
-        with open(folder / "index.faiss", "rb") as file:
-            backend = FaissBackend.read(file, manifest["factory"], score.width)
-        if not len(backend) == len(items) == manifest["count"]:
-            counts = f"{len(backend)} vectors, {len(items)} ids"
-            raise ValueError(f"{folder} is damaged: {counts}, the manifest says {manifest['count']}")
-        index = cls(score, tuple(manifest["modalities"]), items, backend)
-        index.fingerprint = manifest["fingerprint"]
+    def _read(cls, folder: Path, manifest: dict[str, Any], memory_map: bool) -> "TupleIndex":
+        fusion = Fusion.read(folder, manifest)
+        index = cls(fusion, read_tuples(folder, manifest, fusion.width, memory_map))
+        index.fingerprint, index._version = manifest["fingerprint"], manifest["version"]
+        index.search_parameters = manifest["search_parameters"]
         return index
 
-    def _query_vectors(self, queries: Any, encoded: Any) -> np.ndarray:
-        """(nq, width) float32 query vectors of embeddings or raw values."""
-        self._check_names(queries)
-        values = {name: as_query(value, name, self.model) for name, value in queries.items()}
-        ready = {name: is_encoded(value, name, self.score.dim, self.model, encoded) for name, value in values.items()}
-        raw = {name: value for name, value in values.items() if not ready[name]}
-        rows = {name: as_embeddings(values[name], name, self.score.dim) for name in values if ready[name]}
-        rows |= encode(self.model, raw, self.score.dim) if raw else {}
-        for name, part in rows.items():
-            refuse_bad_rows(part, name)
-        same_length(rows)
-        absent = tuple(name for name in self.query_modalities if name not in rows)
-        with torch.no_grad():
-            vectors = self.score.query_vectors(rows, absent=absent).float()
-        if not torch.isfinite(vectors).all():
-            row = int((~torch.isfinite(vectors).all(dim=1)).nonzero()[0])
-            raise ValueError(f"query row {row}: {list(rows)} fuse to a vector that is not finite in float32")
-        return vectors.numpy()
-
-    def _check_names(self, queries: Any) -> None:
-        """Modalities of a query: at least one, known, not stored."""
-        choices = f"a search names some of {list(self.query_modalities)}"
-        if not isinstance(queries, Mapping):
-            raise ValueError(f"queries must be {{modality: values}}, got {type(queries).__name__}; {choices}")
-        for name in queries:
-            if name in self.modalities:
-                raise ValueError(f"modality {name!r} is stored in this index; {choices}")
-            if name not in self.query_modalities:
-                raise KeyError(f"unknown modality {name!r} in the query; {choices}")
-        if not queries:
-            raise ValueError(f"the query is empty; {choices}")
+    def _fused(self, items: Any, ids: Any, metadata: Any, encoded: Any) -> tuple[np.ndarray, pa.Table, Any]:
+        """Vectors, metadata and checked ids of items to be stored."""
+        source = open_source(items, self.score, self.model, None, encoded)
+        if source.modalities != self.modalities:
+            raise ValueError(f"this index stores {list(self.modalities)}; the items have {list(source.modalities)}")
+        refuse_fingerprint(source.fingerprint, self.fingerprint, "the embedding shards were")
+        numbers = None if ids is None else check_ids(ids, source.count)
+        table = None if metadata is None else check_metadata(metadata, source.count)
+        collected: list[pa.Table] = []
+        blocks = list(self._fusion.items(source, collected))
+        vectors = np.concatenate([np.empty((0, self._fusion.width), np.float32), *blocks])
+        return vectors, brought_metadata(source, collected) if table is None else table, numbers
 
     def _about(self) -> dict[str, Any]:
-        """What manifest and `info` share."""
+        """What manifest and `info` share, beside the tuples themselves."""
         return {
             "format_version": FORMAT_VERSION,
-            "count": len(self),
-            "modalities": list(self.modalities),
-            "factory": self._backend.factory,
+            "kind": self.kind,
             "metric": "inner product",
-            "exact": self._backend.exact,
-            "width": self.score.width,
-            "padded_width": self._backend.padded_width,
             "fingerprint": self.fingerprint,
-            "columns": self._items.metadata.column_names,
+            "search_parameters": self.search_parameters,
+            **self._fusion.about(),
         }
 
-    def _write_vectors(self, path: Path) -> None:
-        with open(path, "wb") as file:
-            self._backend.write(file)
 
-    @functools.cached_property
-    def _bytes(self) -> int:
-        return self._backend.stored_bytes()
+def built_base(factory: Any, width: int, blocks: Iterable[np.ndarray]) -> Any:
+    """The backend of a factory string over these vectors."""
+    return FaissBackend.build(factory, width, blocks)
 
 
-def fused_blocks(score: Score, source: Source, metadata: list[pa.Table]) -> Iterator[np.ndarray]:
-    """Item vectors block by block; metadata that comes along is collected into the list."""
-    start = 0
-    for embeddings, table in source.blocks:
-        fused = fused_block(score, embeddings, start).numpy()
-        start += len(fused)
-        if table is not None:
-            metadata.append(table)
-        yield fused
+def brought_metadata(source: Source, collected: list[pa.Table]) -> pa.Table:
+    """The metadata that came along with the items."""
+    brought = pa.concat_tables(collected, promote_options="default") if collected else source.metadata
+    return check_metadata(brought, source.count)
 
 
-def frozen_copy(score: Score) -> Score:
-    """The score as an index keeps it, whatever training does to the original."""
-    return copy.deepcopy(score).cpu().float().eval().requires_grad_(False)
+def listed(ids: Any) -> tuple[list[Any], bool]:
+    """Ids as a list, and whether it was a single one."""
+    single = isinstance(ids, str) or np.ndim(ids) == 0
+    return ([ids] if single else ids.tolist() if hasattr(ids, "tolist") else list(ids)), single
 
 
 def check_device(device: Any) -> str:
@@ -281,12 +295,6 @@ def check_device(device: Any) -> str:
     if device not in ("cpu", "auto"):
         raise ValueError(f"device must be 'cpu' or 'auto', got {device!r}: this version searches on the CPU")
     return "cpu"
-
-
-def refuse_option(name: str, value: Any, instead: str) -> None:
-    """ValueError where an option is asked for that this version does not have."""
-    if value is not None:
-        raise ValueError(f"{name}= is not in this version of mmcl: {instead}")
 
 
 def check_model(model: Any) -> Any:

@@ -67,9 +67,9 @@ def test_many_queries_are_faster_than_as_installed(unit_rows):
         return min(times)
 
     ours = seconds(lambda: index.search(queries))
-    vectors = index._query_vectors(queries, None)
+    vectors = index._fusion.queries(queries, None, None)
     load_faiss().cvar.distance_compute_blas_threshold = 128000
-    assert seconds(lambda: index._backend.index.search(vectors, 10)) > 3 * ours
+    assert seconds(lambda: index._tuples.snapshot.base.index.search(vectors, 10)) > 3 * ours
 
 
 AROUND = """
@@ -79,13 +79,13 @@ from mmcl.index import TupleIndex
 from mmcl.scores import Hadamard
 rows = torch.nn.functional.normalize(torch.randn(2000, 64), dim=1).numpy()
 index = TupleIndex.build(Hadamard(("a", "b"), 64), {"a": rows}, metadata={"row": list(range(2000))})
-inside, search = [], index._backend.index.search
+inside, search = [], index._tuples.snapshot.base.index.search
 def timed(*args, **options):
     start = time.thread_time()
     found = search(*args, **options)
     inside.append(time.thread_time() - start)
     return found
-index._backend.index.search = timed
+index._tuples.snapshot.base.index.search = timed
 for count in (1, 1, 1000):
     times = []
     for _ in range(100):

@@ -106,14 +106,6 @@ def test_a_list_of_number_categories_is_a_batch(unit_rows):
     assert len(index.search({"b": 1})) == 1
 
 
-def test_options_of_later_versions_are_refused_by_name(model, index):
-    with pytest.raises(ValueError, match="bank= is not in this version"):
-        TupleIndex.build(model, {"image": WORDS, "audio": WORDS}, bank={"text": WORDS})
-    with pytest.raises(ValueError, match="where= is not in this version"):
-        index.search({"text": "one"}, where="year > 2000")
-    assert len(index.search({"text": "one"}, k=2, where=None)) == 1
-
-
 def test_raw_values_without_a_model_say_how_to_give_one(model, index, tmp_path):
     with pytest.raises(ValueError, match=r"image.*TupleIndex\.build\(model"):
         TupleIndex.build(model.score, {"image": WORDS})

@@ -1,0 +1,126 @@
+"""Local tuples on disk. What has not changed since the last save is linked, not written again.
+
+items.parquet               ids and metadata of the rows that the base holds
+index.faiss or rows.npy     the base's vectors
+added.npy, added.parquet    what was added since the base was built
+removed.npy                 row numbers that were removed
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from mmcl.index.faiss_backend import FaissBackend
+from mmcl.index.fusion import FILES as FUSION_FILES
+from mmcl.index.items import Items
+from mmcl.index.local import LocalTuples
+from mmcl.index.store import Digest, sync
+from mmcl.tables import lookup
+
+ENGINES: dict[str, Any] = {"faiss": FaissBackend}
+ITEMS, ADDED, ADDED_ITEMS, REMOVED = "items.parquet", "added.npy", "added.parquet", "removed.npy"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Where a base lies on disk, with the checksums of its files."""
+
+    base: Any
+    folder: Path
+    files: Mapping[str, Digest]
+
+    def of(self, base: Any) -> bool:
+        """Whether these files still hold this base."""
+        return self.base is base and all((self.folder / name).is_file() for name in self.files)
+
+
+class Saving:
+    """One snapshot on its way to disk."""
+
+    def __init__(self, tuples: LocalTuples):
+        self.tuples, self.now = tuples, tuples.snapshot
+        self.names: list[str] = []
+
+    def about(self) -> dict[str, Any]:
+        """What the manifest says about the tuples."""
+        now = self.now
+        return {
+            "backend": now.base.engine,
+            "factory": now.base.factory,
+            "exact": now.base.exact,
+            "count": now.count,
+            "rows": len(now.items),
+            "next_id": self.tuples.next_id,
+            "engine": now.base.about(),
+            "padded_width": now.base.padded_width,
+            "columns": now.items.metadata.column_names,
+        }
+
+    def write(self, folder: Path) -> dict[str, Digest]:
+        """Write the files; returns the checksums of those that were linked from the save before."""
+        now, base, saved = self.now, len(self.now.base), self.tuples.saved
+        known: dict[str, Digest] = {}
+        if saved is not None and saved.of(now.base):
+            for name, digest in saved.files.items():
+                link(saved.folder / name, folder / name)
+                known[name] = digest
+            self.names = list(known)
+        else:
+            pq.write_table(now.items.to_table(0, base), folder / ITEMS)
+            self.names = [ITEMS, *now.base.write(folder)]
+        if len(now.added):
+            write_array(folder / ADDED, now.added.rows)
+            pq.write_table(now.items.to_table(base), folder / ADDED_ITEMS)
+        if not now.whole:
+            write_array(folder / REMOVED, np.flatnonzero(~now.alive))
+        return known
+
+    def done(self, folder: Path, files: Mapping[str, Digest]) -> None:
+        """The version is on disk."""
+        self.tuples.saved = Saved(self.now.base, folder, {name: files[name] for name in self.names})
+
+
+def read_tuples(folder: Path, manifest: Mapping[str, Any], width: int, memory_map: bool) -> LocalTuples:
+    """Undo `write_tuples`. ValueError where the files' counts disagree."""
+    engine = lookup(ENGINES, manifest["backend"], "backend")
+    base = engine.read(folder, manifest["factory"], width, manifest["engine"], memory_map)
+    items = Items.from_table(pq.read_table(folder / ITEMS))
+    early = len(items)
+    added = np.empty((0, width), np.float32)
+    if (folder / ADDED).is_file():
+        added = np.load(folder / ADDED, allow_pickle=False)
+        more = Items.from_table(pq.read_table(folder / ADDED_ITEMS))
+        items = items.appended(more.ids, more.metadata)
+    alive = np.ones(len(items), bool)
+    if (folder / REMOVED).is_file():
+        alive[np.load(folder / REMOVED, allow_pickle=False)] = False
+    tuples = LocalTuples(base, items, added, alive, manifest["next_id"])
+    found = (len(base) + len(added), len(items), len(tuples))
+    stated = (manifest["rows"], manifest["rows"], manifest["count"])
+    if len(base) != early or found != stated:
+        told = "{} vectors, {} ids, {} not removed".format(*found)
+        raise ValueError(f"{folder} is damaged: {told}; the manifest says " + "{}, {}, {}".format(*stated))
+    names = [name for name in manifest["files"] if name not in (ADDED, ADDED_ITEMS, REMOVED, *FUSION_FILES)]
+    tuples.saved = Saved(base, folder, {name: manifest["files"][name] for name in names})
+    return tuples
+
+
+def write_array(file: Path, rows: np.ndarray) -> None:
+    """A .npy file; OSError where the disk is full."""
+    with open(file, "wb") as opened:
+        np.save(opened, np.ascontiguousarray(rows), allow_pickle=False)
+
+
+def link(source: Path, target: Path) -> None:
+    """The same file under a second name; a copy where the system has no such links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        sync(target)
