@@ -1,13 +1,15 @@
 """The vectors of a tuple index in FAISS: trained, added, searched, written and read."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Int64
 
+from mmcl.index.devices import AUTO as AUTO_DEVICE
+from mmcl.index.devices import CPU, GPU_K, device_name, on_gpus, refuse_large_k
 from mmcl.index.faiss_factory import (
     AUTO,
     MIPS,
@@ -20,7 +22,7 @@ from mmcl.index.faiss_factory import (
     rows_to_train,
 )
 from mmcl.index.faiss_params import check_parameters, filling_parameter, search_parameters
-from mmcl.index.faiss_ranges import clips, widen_ranges
+from mmcl.index.faiss_ranges import clips, refuse_beyond, squares, widen_ranges, with_offsets
 from mmcl.index.faiss_rows import (
     drop_rows,
     first_kept,
@@ -59,6 +61,7 @@ class FaissBackend:
         refuse_other_metrics(index, factory)
         self.index, self.factory, self.width, self.norm = index, factory, width, norm
         self.exact = returns_own_scores(index)
+        self._asked_device, self._on_gpus = CPU, None
         self._mapping = threading.Lock()
 
     @classmethod
@@ -127,6 +130,28 @@ class FaissBackend:
         """ValueError for a search parameter that this type does not have."""
         check_parameters(self.index, self.factory, parameters)
 
+    def moved(self, device: str) -> "FaissBackend":
+        """The same on another device (see `check_device`); the CPU keeps its copy, for what GPUs cannot do.
+
+        Raises: ValueError where GPUs lack the type; with "auto" it stays on the CPU then.
+        """
+        backend = FaissBackend(self.index, self.factory, self.width, self.norm)
+        backend.memory_mapped = self.memory_mapped
+        if device != CPU:
+            try:
+                backend._on_gpus = on_gpus(self.index, device)
+            except ValueError:
+                if device != AUTO_DEVICE:
+                    raise
+                return backend
+            backend._asked_device = device
+        return backend
+
+    @property
+    def device(self) -> str:
+        """Where searches run."""
+        return device_name(self._asked_device)
+
     def check_vectors(self, rows: Rows) -> None:
         """ValueError that names the first row which the codes of this type cannot hold."""
         refuse_beyond(largest_value(self.index), rows, self.factory, 0)
@@ -154,7 +179,7 @@ class FaissBackend:
             widen_ranges(index, rows)
             backend, more = FaissBackend(index, self.factory, self.width, self.norm), rows
         backend._add(more)
-        return backend
+        return backend.moved(self._asked_device)
 
     def about(self) -> dict[str, Any]:
         """What `read` needs beside the files, JSON-serialisable."""
@@ -209,10 +234,20 @@ class FaissBackend:
 
     def _once(self, queries: Rows, k: int, given: Mapping[str, Any], chosen: Any) -> Found:
         prefer_faster_path(self.index.d)
-        scores, rows = self.index.search(queries, k, params=search_parameters(self.index, given, k, chosen))
+        engine = self.index if chosen is not None or self._on_gpus is None else self._engine(k, given)
+        scores, rows = engine.search(queries, k, params=search_parameters(self.index, given, k, chosen))
         if rows[:, -1].min(initial=0) < 0:
             scores[rows < 0] = -np.inf
         return scores, rows
+
+    def _engine(self, k: int, given: Mapping[str, Any]) -> Any:
+        """The GPUs, where they can answer this."""
+        for name, value in (("k", k), ("nprobe", min(int(given.get("nprobe", 1)), getattr(self.index, "nlist", 1)))):
+            if value > GPU_K and self._asked_device != AUTO_DEVICE:
+                refuse_large_k(value, name)
+            if value > GPU_K:
+                return self.index
+        return self._on_gpus
 
     def _among(self, queries: Rows, k: int, rows: np.ndarray) -> Found:
         """By brute force over these rows."""
@@ -269,30 +304,3 @@ class FaissBackend:
             except RuntimeError as error:
                 told = f"FAISS cannot build factory {self.factory!r} of {len(rows)} items: {reason(error)}"
                 raise ValueError(told) from None
-
-
-def squares(rows: Rows) -> Float64[np.ndarray, " rows"]:
-    """Squared lengths; float64, so that lifting one vector does not depend on rounding."""
-    return np.einsum("nd,nd->n", rows, rows, dtype=np.float64)
-
-
-def with_offsets(blocks: Iterable[Rows]) -> Iterator[tuple[int, Rows]]:
-    """Each block with the number of its first row."""
-    row = 0
-    for block in blocks:
-        yield row, block
-        row += len(block)
-
-
-def refuse_beyond(limit: float, block: Rows, factory: str, offset: int) -> Rows:
-    """The block; ValueError that names the first row with a coordinate beyond the limit."""
-    beyond = (
-        np.flatnonzero((np.abs(block) > limit).any(axis=1)) if limit < np.inf and block.size else np.empty(0, np.int64)
-    )
-    if len(beyond):
-        row = int(beyond[0])
-        raise ValueError(
-            f"row {row + offset}: its fused vector reaches {np.abs(block[row]).max():g}, beyond the {limit:g} that "
-            f"float16 codes of factory {factory!r} hold; scale the embeddings down or choose another type"
-        )
-    return block

@@ -1,13 +1,15 @@
-"""Scalar quantisers hold coordinates within a range that training saw, and clip what lies beyond without a word."""
+"""What codes can hold: scalar quantisers clip silently beyond the range that training saw, half precision overflows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32, Float64
 
 from mmcl.index.faiss_factory import own_class
 from mmcl.index.faiss_setup import load_faiss
 
+Rows = Float32[np.ndarray, "rows width"]
 BLOCK = 65536
 
 
@@ -82,3 +84,30 @@ def residuals(ivf: Any, rows: np.ndarray) -> np.ndarray:
         return rows
     lists = ivf.quantizer.search(rows, 1)[1][:, 0]
     return rows - ivf.quantizer.reconstruct_batch(lists)
+
+
+def squares(rows: Rows) -> Float64[np.ndarray, " rows"]:
+    """Squared lengths; float64, so that lifting one vector does not depend on rounding."""
+    return np.einsum("nd,nd->n", rows, rows, dtype=np.float64)
+
+
+def with_offsets(blocks: Iterable[Rows]) -> Iterator[tuple[int, Rows]]:
+    """Each block with the number of its first row."""
+    row = 0
+    for block in blocks:
+        yield row, block
+        row += len(block)
+
+
+def refuse_beyond(limit: float, block: Rows, factory: str, offset: int) -> Rows:
+    """The block; ValueError that names the first row with a coordinate beyond the limit."""
+    beyond = (
+        np.flatnonzero((np.abs(block) > limit).any(axis=1)) if limit < np.inf and block.size else np.empty(0, np.int64)
+    )
+    if len(beyond):
+        row = int(beyond[0])
+        raise ValueError(
+            f"row {row + offset}: its fused vector reaches {np.abs(block[row]).max():g}, beyond the {limit:g} that "
+            f"float16 codes of factory {factory!r} hold; scale the embeddings down or choose another type"
+        )
+    return block

@@ -103,6 +103,17 @@ class LocalTuples:
         return self.snapshot.base.exact
 
     @property
+    def device(self) -> str:
+        return self.snapshot.base.device
+
+    def move(self, device: str) -> None:
+        """Search on another device from now on; see `check_device`."""
+        with self._writing:
+            now = self.snapshot
+            if device != now.base.device:
+                self.snapshot = Snapshot(now.base.moved(device), now.added, now.items, now.alive)
+
+    @property
     def columns(self) -> list[str]:
         """Of the metadata."""
         return self.snapshot.items.metadata.column_names

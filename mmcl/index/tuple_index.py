@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mmcl.index.devices import check_device
 from mmcl.index.faiss_backend import FaissBackend
 from mmcl.index.fusion import Fusion, frozen_copy
 from mmcl.index.hits import Hits
@@ -36,7 +37,6 @@ class TupleIndex:
         self._fusion, self._tuples = fusion, tuples
         self.model: Any = None
         self.fingerprint: str | None = None
-        self.device = "cpu"
         self.search_parameters: dict[str, Any] = {}
         """Used where a search gives none."""
         self._path: Path | None = None
@@ -68,7 +68,8 @@ class TupleIndex:
             metadata: {column: n values} or a `pyarrow.Table` of n rows, in place of what the items bring along.
             factory: FAISS factory string such as "IVF64,PQ16"; "auto" is "Flat". "MIPS," before it adds a coordinate
                 with which lists and graphs find their way among items of different lengths.
-            device: "cpu", or "auto" for the same.
+            device: "cpu"; "cuda", "cuda:N" for one GPU; "cuda:all" to cut the index into pieces for all; "auto" takes a
+                GPU where there is one that has this type. `index.device` says which it is.
             bank: {modality: (b, d) embeddings, or raw values for the model} of some hundred queries: items are ranked
                 by log p(query | item) / p(query) in place of the score, which also rewards items for how well their
                 own parts fit (querybank normalisation, Bogolin et al. 2022). Searches then name those modalities.
@@ -88,10 +89,10 @@ class TupleIndex:
         fusion = Fusion(frozen_copy(score), source.modalities)
         fusion = fusion if bank is None else fusion.with_bank(bank, model, encoded)
         collected: list[pa.Table] = []
-        base = built_base(factory, fusion.width, fusion.items(source, collected))
+        base = built_base(factory, fusion.width, fusion.items(source, collected)).moved(device)
         table = brought_metadata(source, collected) if table is None else table
         index = cls(fusion, LocalTuples(base, Items(numbers, table)))
-        index.model, index.fingerprint, index.device = model, fingerprint, device
+        index.model, index.fingerprint = model, fingerprint
         return index
 
     def search(self, queries: Any, k: Any = 10, where: Any = None, *, encoded: Any = None, **parameters: Any) -> Hits:
@@ -177,6 +178,11 @@ class TupleIndex:
         return self._fusion.bank_modalities or self._fusion.query_modalities
 
     @property
+    def device(self) -> str:
+        """Where searches run."""
+        return self._tuples.device
+
+    @property
     def kind(self) -> str:
         """What `hits.scores` are: "score", or with a bank "pmi", log p(query | item) / p(query) in nats."""
         return "score" if self._fusion.bank is None else "pmi"
@@ -216,14 +222,15 @@ class TupleIndex:
         Args:
             path: the folder.
             model: encodes raw queries; it must be the one that the index was built with.
-            device: "cpu", or "auto" for the same.
+            device: as in `build`, whatever the index was built on.
             memory_map: leave the vectors on the disk and read them as searches need them.
         Raises: FileNotFoundError where there is no index; ValueError that names the damaged or foreign file, or both
             fingerprints of a model that differs.
         """
         device = check_device(device)
         index = read_version(Path(path), functools.partial(cls._read, memory_map=memory_map))
-        index.device, index._path = device, Path(path)
+        index._path = Path(path)
+        index._tuples.move(device)
         if model is not None:
             refuse_fingerprint(index.fingerprint, check_model(model).fingerprint(), f"{path} was")
             if model.score.config() != index.score.config():
@@ -288,13 +295,6 @@ def listed(ids: Any) -> tuple[list[Any], bool]:
     """Ids as a list, and whether it was a single one."""
     single = isinstance(ids, str) or np.ndim(ids) == 0
     return ([ids] if single else ids.tolist() if hasattr(ids, "tolist") else list(ids)), single
-
-
-def check_device(device: Any) -> str:
-    """The device that searches run on."""
-    if device not in ("cpu", "auto"):
-        raise ValueError(f"device must be 'cpu' or 'auto', got {device!r}: this version searches on the CPU")
-    return "cpu"
 
 
 def check_model(model: Any) -> Any:

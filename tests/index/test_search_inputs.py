@@ -188,10 +188,3 @@ def test_modalities_choose_what_is_stored(make_score, items, queries, index):
     chosen = TupleIndex.build(make_score("pairs_and_hadamard", 3, 16), items, modalities=("audio", "image"))
     assert chosen.modalities == ("image", "audio")
     np.testing.assert_array_equal(chosen.search({"text": queries}).ids, index.search({"text": queries}).ids)
-
-
-def test_this_version_searches_on_the_cpu(build):
-    assert build(device="auto").device == build(device="cpu").device == "cpu"
-    for device in ("cuda", "cuda:all", "gpu", None):
-        with pytest.raises(ValueError, match="on the CPU"):
-            build(device=device)
