@@ -115,6 +115,21 @@ def index_job(recipe: str | Path, out: str | None = None) -> Any:
     return index
 
 
+def add_job(path: str | Path, embeddings: str | Path, ids: str | None, upsert: bool) -> tuple[Any, int]:
+    """Add a folder of embedding shards to an index on disk; returns the index, and how many items it held before."""
+    from mmcl.index import TupleIndex
+
+    if upsert and ids is None:
+        raise ValueError("--upsert needs --ids, the metadata column that says which items are replaced")
+    index = TupleIndex.load(path)
+    before = len(index)
+    shards = open_shards(embeddings)
+    names = None if ids is None else shards.column(ids)
+    (index.upsert if upsert else index.add)(embeddings, ids=names)
+    index.save(path)
+    return index, before
+
+
 def index_folder(recipe: str | Path, plan: IndexRecipe) -> str:
     """Where a recipe's index lies."""
     return beside(recipe, plan.out or f"built/{Path(recipe).stem}")

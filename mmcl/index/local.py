@@ -114,6 +114,11 @@ class LocalTuples:
                 self.snapshot = Snapshot(now.base.moved(device), now.added, now.items, now.alive)
 
     @property
+    def named(self) -> bool:
+        """Whether ids are str."""
+        return self.snapshot.items.named
+
+    @property
     def columns(self) -> list[str]:
         """Of the metadata."""
         return self.snapshot.items.metadata.column_names

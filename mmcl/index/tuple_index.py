@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from mmcl.index.item_checks import check_ids, check_metadata
 from mmcl.index.items import Items
 from mmcl.index.local import LocalTuples
 from mmcl.index.local_files import read_tuples
-from mmcl.index.sources import Source, open_source
+from mmcl.index.sources import Source, is_dataset, open_source
 from mmcl.index.store import FORMAT_VERSION, read_version, write_version
 from mmcl.scores import Score
 
@@ -154,6 +154,21 @@ class TupleIndex:
         found = self._tuples.get(keys)
         return found[0] if single else found
 
+    def ids(self) -> np.ndarray:
+        """(n,) ids of all items, in the order in which they were stored."""
+        return self._tuples.ids()
+
+    def vectors(self, ids: Any) -> np.ndarray:
+        """(n, width) float32: the fused vectors of these ids, decoded where the type quantises them; see `get`."""
+        return self._tuples.vectors(listed(ids)[0])
+
+    def id_of(self, text: str) -> int | str:
+        """An id written as text: a number where the ids of this index are numbers."""
+        named = self._tuples.named
+        if not named and not text.isdecimal():
+            raise KeyError(f"no item {text!r}; ids of this index are integers")
+        return text if named else int(text)
+
     def __contains__(self, key: object) -> bool:
         return key in self._tuples
 
@@ -257,9 +272,9 @@ class TupleIndex:
 
     def _fused(self, items: Any, ids: Any, metadata: Any, encoded: Any) -> tuple[np.ndarray, pa.Table, Any]:
         """Vectors, metadata and checked ids of items to be stored."""
-        source = open_source(items, self.score, self.model, None, encoded)
-        if source.modalities != self.modalities:
-            raise ValueError(f"this index stores {list(self.modalities)}; the items have {list(source.modalities)}")
+        if isinstance(items, Mapping) and not is_dataset(items, "DatasetDict") and set(items) != set(self.modalities):
+            raise ValueError(f"this index stores {list(self.modalities)}; the items have {list(items)}")
+        source = open_source(items, self.score, self.model, self.modalities, encoded)
         refuse_fingerprint(source.fingerprint, self.fingerprint, "the embedding shards were")
         numbers = None if ids is None else check_ids(ids, source.count)
         table = None if metadata is None else check_metadata(metadata, source.count)

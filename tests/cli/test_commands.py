@@ -101,6 +101,27 @@ def test_an_index_recipe_takes_ids_and_factory(folder, tmp_path):
     assert "no column 'name'; it has ['key'," in wrong.stderr
 
 
+def test_tuples_are_added_replaced_and_removed_on_disk(folder, tmp_path):
+    recipe = folder / "life.toml"
+    recipe.write_text((folder / "pairs.toml").read_text() + 'ids = "key"\n')
+    out = tmp_path / "life"
+    assert mmcl("index", "build", recipe, "--out", out).exit_code == 0
+    removed = mmcl("index", "remove", out, 3, 5, "--json")
+    assert json.loads(removed.stdout) == {"path": str(out), "removed": 2, "count": 638}
+    again = mmcl("index", "remove", out, 4, 5)
+    assert again.exit_code == 1
+    assert "no item 5" in again.stderr
+    known = mmcl("index", "add", out, folder / "emb", "--ids", "key")
+    assert known.exit_code == 1
+    assert "id 0 (row 0) is in the index already" in known.stderr
+    replaced = mmcl("index", "add", out, folder / "emb", "--ids", "key", "--upsert", "--json")
+    assert json.loads(replaced.stdout) == {"path": str(out), "before": 638, "count": 640}
+    assert json.loads(mmcl("index", "compact", out, "--json").stdout)["count"] == 640
+    assert mmcl("index", "add", out, folder / "emb", "--upsert").exit_code == 1
+    assert mmcl("index", "remove", out, "three").exit_code == 1
+    assert mmcl("index", "verify", out).exit_code == 0
+
+
 def test_the_sum_of_both_scores_trains_and_is_indexed(folder, tmp_path):
     recipe = RECIPE.replace('"hadamard"', '"sum_of_both"').replace("epochs = 12", "epochs = 1")
     (tmp_path / "recipe.toml").write_text(recipe)
@@ -249,7 +270,7 @@ def test_every_command_shows_an_example_in_its_help():
         ["embed"],
         ["zero-shot"],
         ["list"],
-        *(["index", x] for x in ("build", "search", "info", "verify")),
+        *(["index", x] for x in ("build", "search", "add", "remove", "compact", "info", "verify")),
     ):
         result = mmcl(*command, "--help")
         assert result.exit_code == 0
