@@ -21,16 +21,22 @@ def nearest(queries: np.ndarray, vectors: np.ndarray, k: int) -> Found:
 
 def padded(scores: np.ndarray, rows: np.ndarray, k: int) -> Found:
     """Both with k columns, -inf and -1 behind what there is."""
-    missing = ((0, 0), (0, k - rows.shape[1]))
-    return np.pad(scores, missing, constant_values=-np.inf), np.pad(rows, missing, constant_values=-1)
+    count, there = rows.shape
+    if there == k:
+        return scores, rows
+    wider = np.full((count, k), -np.inf, np.float32), np.full((count, k), -1, np.int64)
+    wider[0][:, :there], wider[1][:, :there] = scores, rows
+    return wider
 
 
 def first_kept(scores: np.ndarray, rows: np.ndarray, keep: Keep, k: int) -> Found:
-    """Of each query's best rows the first k that are kept, in their order; padded."""
-    good = (rows >= 0) & keep[rows]
-    order = np.argsort(~good, axis=1, kind="stable")[:, :k]
-    scores, rows, good = (np.take_along_axis(each, order, axis=1) for each in (scores, rows, good))
-    return padded(np.where(good, scores, np.float32(-np.inf)), np.where(good, rows, -1), k)
+    """Of each query's best rows the first k that are kept, in their order; padded. Overwrites what it is given."""
+    dropped = ~(keep[rows] & (rows >= 0))
+    scores[dropped], rows[dropped] = -np.inf, -1
+    if dropped[:, :k].any():
+        each, order = np.arange(len(rows))[:, None], np.argsort(dropped, axis=1, kind="stable")[:, :k]
+        scores, rows = scores[each, order], rows[each, order]
+    return padded(scores[:, :k], rows[:, :k], k)
 
 
 def selector(keep: Keep) -> Any:

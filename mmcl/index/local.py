@@ -284,7 +284,8 @@ def best_rows(
     nothing = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
     scores, rows = (np.concatenate(parts, axis=1) for parts in zip(*found, nothing, strict=True))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # of equal scores the older row first, padding last
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+    each = np.arange(len(queries))[:, None]
+    return scores[each, order], rows[each, order]
 
 
 def without(alive: np.ndarray, rows: np.ndarray) -> np.ndarray:
