@@ -1,4 +1,4 @@
-"""What ids and metadata may be."""
+"""What ids, metadata and models may be."""
 
 from collections.abc import Iterable, Mapping
 from io import BytesIO
@@ -127,3 +127,24 @@ def refuse_unstorable(table: pa.Table) -> None:
         except pa.ArrowException as error:
             kind = table.schema.field(name).type
             raise ValueError(f"metadata column {name!r} of type {kind} cannot be stored: {error}") from None
+
+
+def listed(ids: Any) -> tuple[list[Any], bool]:
+    """Ids as a list, and whether it was a single one."""
+    single = isinstance(ids, str) or np.ndim(ids) == 0
+    return ([ids] if single else ids.tolist() if hasattr(ids, "tolist") else list(ids)), single
+
+
+def check_model(model: Any) -> Any:
+    """The model; ValueError where it is neither a score nor a model."""
+    if not all(hasattr(model, name) for name in ("score", "encode", "fingerprint")):
+        raise ValueError(f"expected a Score or a MultimodalModel, got {type(model).__name__}")
+    return model
+
+
+def refuse_fingerprint(theirs: str | None, ours: str | None, what: str) -> None:
+    """ValueError where embeddings and model are known to differ, with both fingerprints."""
+    if theirs is not None and ours is not None and theirs != ours:
+        raise ValueError(
+            f"{what} made with another model: its fingerprint is {theirs[:12]}..., this one's {ours[:12]}..."
+        )

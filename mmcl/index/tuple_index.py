@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mmcl.index.building import brought_metadata, local_tuples, milvus_tuples, opened_milvus
 from mmcl.index.devices import check_device
-from mmcl.index.faiss_backend import FaissBackend
 from mmcl.index.fusion import Fusion, frozen_copy
 from mmcl.index.hits import Hits
-from mmcl.index.item_checks import check_ids, check_metadata
-from mmcl.index.items import Items
-from mmcl.index.local import LocalTuples
+from mmcl.index.item_checks import check_ids, check_metadata, check_model, listed, refuse_fingerprint
 from mmcl.index.local_files import read_tuples
-from mmcl.index.sources import Source, is_dataset, open_source
+from mmcl.index.sources import is_dataset, open_source
 from mmcl.index.store import FORMAT_VERSION, read_version, write_version
 from mmcl.scores import Score
+from mmcl.tables import lookup
+
+BACKENDS = {"faiss": "local", "exact": "local", "milvus": "milvus"}
+"""Where tuples of a backend are kept: in this process, or in Milvus."""
 
 
 class TupleIndex:
@@ -56,6 +58,10 @@ class TupleIndex:
         *,
         encoded: Any = None,
         modalities: Any = None,
+        backend: str = "faiss",
+        uri: Any = None,
+        collection: str = "mmcl",
+        token: str | None = None,
     ) -> "TupleIndex":
         """Fuse and index items.
 
@@ -76,8 +82,13 @@ class TupleIndex:
             encoded: whether items, and the bank, are embeddings. Default: without a model they are; with one, where
                 they are unit rows of the score's width.
             modalities: those of the items to store; default: all of them, which must not be all of the score's.
-        Raises: KeyError for an unknown modality; ValueError that names the modality and the row, the id, the metadata
-            column, or the factory string at fault.
+            backend: "faiss", in this process; or "milvus", a collection there (extra `milvus`).
+            uri: of Milvus: a path that ends in .db runs Milvus Lite in this process, http://host:port is a server or a
+                cluster.
+            collection: its name there.
+            token: "user:password" or an API key of Milvus; never stored.
+        Raises: KeyError for an unknown modality or backend; ValueError that names the modality and the row, the id, the
+            metadata column, or the factory string at fault.
         """
         device = check_device(device)
         score, model = (score, None) if isinstance(score, Score) else (check_model(score).score, score)
@@ -88,10 +99,11 @@ class TupleIndex:
         table = None if metadata is None else check_metadata(metadata, source.count)
         fusion = Fusion(frozen_copy(score), source.modalities)
         fusion = fusion if bank is None else fusion.with_bank(bank, model, encoded)
-        collected: list[pa.Table] = []
-        base = built_base(factory, fusion.width, fusion.items(source, collected)).moved(device)
-        table = brought_metadata(source, collected) if table is None else table
-        index = cls(fusion, LocalTuples(base, Items(numbers, table)))
+        if lookup(BACKENDS, backend, "backend") == "milvus":
+            tuples = milvus_tuples(fusion, source, numbers, table, factory, uri, collection, token)
+        else:
+            tuples = local_tuples(fusion, source, numbers, table, factory, device)
+        index = cls(fusion, tuples)
         index.model, index.fingerprint = model, fingerprint
         return index
 
@@ -231,7 +243,9 @@ class TupleIndex:
             self._path, self._version = path, manifest["version"]
 
     @classmethod
-    def load(cls, path: Any, model: Any = None, device: Any = "cpu", *, memory_map: bool = False) -> "TupleIndex":
+    def load(
+        cls, path: Any, model: Any = None, device: Any = "cpu", *, memory_map: bool = False, token: str | None = None
+    ) -> "TupleIndex":
         """Read an index that `save` wrote, after checking every file's checksum.
 
         Args:
@@ -239,11 +253,12 @@ class TupleIndex:
             model: encodes raw queries; it must be the one that the index was built with.
             device: as in `build`, whatever the index was built on.
             memory_map: leave the vectors on the disk and read them as searches need them.
+            token: of Milvus, where the tuples are there.
         Raises: FileNotFoundError where there is no index; ValueError that names the damaged or foreign file, or both
             fingerprints of a model that differs.
         """
         device = check_device(device)
-        index = read_version(Path(path), functools.partial(cls._read, memory_map=memory_map))
+        index = read_version(Path(path), functools.partial(cls._read, memory_map=memory_map, token=token))
         index._path = Path(path)
         index._tuples.move(device)
         if model is not None:
@@ -260,12 +275,16 @@ class TupleIndex:
         """
         self._tuples.verify(self._fusion.width)
         if self._path is not None:
-            read_version(self._path, functools.partial(self._read, memory_map=True))
+            read_version(self._path, lambda *_: None)
 
     @classmethod
-    def _read(cls, folder: Path, manifest: dict[str, Any], memory_map: bool) -> "TupleIndex":
+    def _read(cls, folder: Path, manifest: dict[str, Any], memory_map: bool, token: str | None) -> "TupleIndex":
         fusion = Fusion.read(folder, manifest)
-        index = cls(fusion, read_tuples(folder, manifest, fusion.width, memory_map))
+        if lookup(BACKENDS, manifest["backend"], "backend") == "milvus":
+            tuples = opened_milvus(manifest, fusion.width, token)
+        else:
+            tuples = read_tuples(folder, manifest, fusion.width, memory_map)
+        index = cls(fusion, tuples)
         index.fingerprint, index._version = manifest["fingerprint"], manifest["version"]
         index.search_parameters = manifest["search_parameters"]
         return index
@@ -293,35 +312,3 @@ class TupleIndex:
             "search_parameters": self.search_parameters,
             **self._fusion.about(),
         }
-
-
-def built_base(factory: Any, width: int, blocks: Iterable[np.ndarray]) -> Any:
-    """The backend of a factory string over these vectors."""
-    return FaissBackend.build(factory, width, blocks)
-
-
-def brought_metadata(source: Source, collected: list[pa.Table]) -> pa.Table:
-    """The metadata that came along with the items."""
-    brought = pa.concat_tables(collected, promote_options="default") if collected else source.metadata
-    return check_metadata(brought, source.count)
-
-
-def listed(ids: Any) -> tuple[list[Any], bool]:
-    """Ids as a list, and whether it was a single one."""
-    single = isinstance(ids, str) or np.ndim(ids) == 0
-    return ([ids] if single else ids.tolist() if hasattr(ids, "tolist") else list(ids)), single
-
-
-def check_model(model: Any) -> Any:
-    """The model; ValueError where it is neither a score nor a model."""
-    if not all(hasattr(model, name) for name in ("score", "encode", "fingerprint")):
-        raise ValueError(f"expected a Score or a MultimodalModel, got {type(model).__name__}")
-    return model
-
-
-def refuse_fingerprint(theirs: str | None, ours: str | None, what: str) -> None:
-    """ValueError where embeddings and model are known to differ, with both fingerprints."""
-    if theirs is not None and ours is not None and theirs != ours:
-        raise ValueError(
-            f"{what} made with another model: its fingerprint is {theirs[:12]}..., this one's {ours[:12]}..."
-        )

@@ -1,0 +1,98 @@
+"""From a source of items to stored tuples: in this process, or in Milvus."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mmcl.index.faiss_backend import FaissBackend
+from mmcl.index.fusion import Fusion
+from mmcl.index.item_checks import check_metadata
+from mmcl.index.items import Items
+from mmcl.index.local import LocalTuples
+from mmcl.index.sources import Source
+
+EXACT = "Exact"
+
+
+def local_tuples(
+    fusion: Fusion, source: Source, ids: np.ndarray, metadata: pa.Table | None, factory: Any, device: str
+) -> LocalTuples:
+    """Tuples in this process: one pass over the source.
+
+    Args:
+        fusion: makes vectors of the source's blocks.
+        ids: (n,) checked.
+        metadata: n rows; None: what comes along with the items.
+        factory: a FAISS factory string, or "Exact".
+        device: checked, see `check_device`.
+    """
+    collected: list[pa.Table] = []
+    base = built_base(factory, fusion.width, fusion.items(source, collected), device)
+    table = brought_metadata(source, collected) if metadata is None else metadata
+    return LocalTuples(base, Items(ids, table))
+
+
+def built_base(factory: Any, width: int, blocks: Iterable[np.ndarray], device: str) -> Any:
+    """The backend of a factory string over these vectors."""
+    if factory == EXACT:
+        from mmcl.index.exact_backend import ExactBackend, exact_pays
+
+        if exact_pays(device):
+            return ExactBackend.build(width, blocks, device)
+        factory = "Flat"
+    return FaissBackend.build(factory, width, blocks).moved(device)
+
+
+def milvus_tuples(
+    fusion: Fusion,
+    source: Source,
+    ids: np.ndarray,
+    metadata: pa.Table | None,
+    factory: Any,
+    uri: Any,
+    collection: str,
+    token: str | None,
+) -> Any:
+    """Tuples in a new Milvus collection, stored block by block; see `MilvusTuples.create`."""
+    from mmcl.index.milvus import MilvusTuples
+
+    if uri is None:
+        raise ValueError("backend='milvus' needs uri=: a path that ends in .db (Milvus Lite), or http://host:port")
+    tuples = MilvusTuples.create(uri, collection, fusion.width, ids.dtype == object, factory, token)
+    done = 0
+    for vectors, brought in blocks_with_metadata(fusion, source):
+        part = slice(done, done + len(vectors))
+        done += len(vectors)
+        table = brought if metadata is None else metadata.slice(part.start, len(vectors))
+        tuples.upsert(ids[part], vectors, table)
+    return tuples
+
+
+def opened_milvus(manifest: Mapping[str, Any], width: int, token: str | None) -> Any:
+    """The collection that a manifest names."""
+    from mmcl.index.milvus import MilvusTuples
+
+    return MilvusTuples.open(manifest["uri"], manifest["collection"], width, token)
+
+
+def blocks_with_metadata(fusion: Fusion, source: Source) -> Iterator[tuple[np.ndarray, pa.Table]]:
+    """Vectors block by block, each with its metadata."""
+    collected: list[pa.Table] = []
+    start = 0
+    for vectors in fusion.items(source, collected):
+        if collected:
+            table = collected.pop()
+        elif source.metadata is not None:
+            table = source.metadata.slice(start, len(vectors))
+        else:
+            table = pa.table({})
+        start += len(vectors)
+        yield vectors, check_metadata(table, len(vectors))
+
+
+def brought_metadata(source: Source, collected: list[pa.Table]) -> pa.Table:
+    """The metadata that came along with the items."""
+    brought = pa.concat_tables(collected, promote_options="default") if collected else source.metadata
+    return check_metadata(brought, source.count)
