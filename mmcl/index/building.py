@@ -54,19 +54,25 @@ def milvus_tuples(
     uri: Any,
     collection: str,
     token: str | None,
+    replace: bool,
 ) -> Any:
     """Tuples in a new Milvus collection, stored block by block; see `MilvusTuples.create`."""
     from mmcl.index.milvus import MilvusTuples
 
     if uri is None:
         raise ValueError("backend='milvus' needs uri=: a path that ends in .db (Milvus Lite), or http://host:port")
-    tuples = MilvusTuples.create(uri, collection, fusion.width, ids.dtype == object, factory, token)
+    tuples = MilvusTuples.create(uri, collection, fusion.width, ids.dtype == object, factory, token, replace)
     done = 0
-    for vectors, brought in blocks_with_metadata(fusion, source):
-        part = slice(done, done + len(vectors))
-        done += len(vectors)
-        table = brought if metadata is None else metadata.slice(part.start, len(vectors))
-        tuples.upsert(ids[part], vectors, table)
+    try:
+        for vectors, brought in blocks_with_metadata(fusion, source):
+            part = slice(done, done + len(vectors))
+            done += len(vectors)
+            table = brought if metadata is None else metadata.slice(part.start, len(vectors))
+            tuples.upsert(ids[part], vectors, table)
+        tuples.compact()
+    except BaseException:
+        tuples.drop()
+        raise
     return tuples
 
 

@@ -21,27 +21,28 @@ from mmcl.index.faiss_factory import (
     returns_own_scores,
     rows_to_train,
 )
+from mmcl.index.faiss_files import read_faiss, stored_bytes, write_faiss
 from mmcl.index.faiss_params import check_parameters, filling_parameter, search_parameters
 from mmcl.index.faiss_ranges import clips, refuse_beyond, squares, widen_ranges, with_offsets
 from mmcl.index.faiss_rows import (
+    copy_of,
     drop_rows,
     first_kept,
-    in_memory_copy,
     lists_of,
     nearest,
     padded,
+    restore_decoders,
     scans_faster_unselected,
     selector,
     takes_selector,
 )
-from mmcl.index.faiss_setup import load_faiss, prefer_faster_path
+from mmcl.index.faiss_setup import prefer_faster_path
 
 Rows = Float32[np.ndarray, "rows width"]
 Found = tuple[Float32[np.ndarray, "nq k"], Int64[np.ndarray, "nq k"]]
 EXACT_SHARE = 0.05
 """Where no more of the rows may be returned than this, all of those are looked at."""
 EXACT_ROWS = 1024
-FILE = "index.faiss"
 
 
 class FaissBackend:
@@ -59,6 +60,7 @@ class FaissBackend:
 
     def __init__(self, index: Any, factory: str, width: int, norm: float | None = None):
         refuse_other_metrics(index, factory)
+        restore_decoders(index)
         self.index, self.factory, self.width, self.norm = index, factory, width, norm
         self.exact = returns_own_scores(index)
         self._asked_device, self._on_gpus = CPU, None
@@ -167,14 +169,13 @@ class FaissBackend:
 
     def rebuilt(self, keep: np.ndarray | None, added: Rows) -> "FaissBackend":
         """Another backend: the rows that are kept, renumbered in order, and `added` behind them."""
-        index = in_memory_copy(self.index)
+        index = copy_of(self.index, self.memory_mapped)
         if keep is not None and not keep.all():
             drop_rows(index, keep)
         backend = FaissBackend(index, self.factory, self.width, self.norm)
         more = backend._stored(added)
         if clips(index, more):
             rows = np.concatenate([backend._stored(backend.vectors(np.arange(len(backend)))), more])
-            index = in_memory_copy(index)
             index.reset()
             widen_ranges(index, rows)
             backend, more = FaissBackend(index, self.factory, self.width, self.norm), rows
@@ -186,32 +187,21 @@ class FaissBackend:
         return {"norm": self.norm}
 
     def write(self, folder: Path) -> list[str]:
-        """Write into a folder; returns the files' names. OSError where the disk is full (FAISS swallows that)."""
-        faiss = load_faiss()
-        with open(folder / FILE, "wb") as file:
-            faiss.write_index(self.index, faiss.PyCallbackIOWriter(file.write))
-        return [FILE]
+        """Write into a folder; returns the files' names. OSError where the disk is full."""
+        return write_faiss(self.index, folder)
 
     def stored_bytes(self) -> int:
         """How many bytes `write` writes."""
-        faiss, sizes = load_faiss(), []
-
-        def count(part: bytes) -> int:
-            sizes.append(len(part))
-            return len(part)
-
-        faiss.write_index(self.index, faiss.PyCallbackIOWriter(count))
-        return sum(sizes)
+        return stored_bytes(self.index)
 
     @classmethod
     def read(
         cls, folder: Path, factory: str, width: int, about: Mapping[str, Any], memory_map: bool = False
     ) -> "FaissBackend":
-        """Read what `write` wrote."""
-        faiss = load_faiss()
-        with open(folder / FILE, "rb") as file:
-            index = faiss.read_index(faiss.PyCallbackIOReader(file.read))
-        return cls(index, factory, width, about["norm"])
+        """Read what `write` wrote, or leave it on the disk (see `read_faiss`)."""
+        backend = cls(read_faiss(folder, memory_map), factory, width, about["norm"])
+        backend.memory_mapped = memory_map
+        return backend
 
     def _search(
         self, queries: Rows, k: int, parameters: Mapping[str, Any], chosen: Any, keep: np.ndarray | None

@@ -42,6 +42,7 @@ def new_faiss_index(factory: Any, width: int) -> Any:
             raise ValueError(f"FAISS cannot build factory {factory!r} for width {width}: {reason(error)}") from None
         if all(padded_for_training(transform) for transform in transforms(index)):
             refuse_other_metrics(index, factory)
+            refuse_without_effort(index, factory)
             skip_polysemous_training(index)
             return index
     raise ValueError(f"factory {factory!r} fits no width from {width} to {max(2 * width, MAX_PADDED_WIDTH)}")
@@ -71,6 +72,13 @@ def refuse_other_metrics(index: Any, factory: str) -> None:
                 f"FAISS builds factory {factory!r} with a {type(part).__name__} that ranks by another metric than the "
                 "inner product; choose another type, such as 'IVF64,PQ16' or 'HNSW32,SQ8'"
             )
+
+
+def refuse_without_effort(index: Any, factory: str) -> None:
+    """ValueError for inverted lists of which FAISS cannot be told how many to probe."""
+    for part in parts(index):
+        if isinstance(part, load_faiss().IndexIVFAdditiveQuantizerFastScan):
+            raise ValueError(f"factory {factory!r}: FAISS takes no nprobe for it; use a PQ such as 'IVF64,PQ16x4fs'")
 
 
 def skip_polysemous_training(index: Any) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from mmcl.index.faiss_factory import own_class, parts
+from mmcl.index.faiss_files import in_memory
 from mmcl.index.faiss_setup import load_faiss, prefer_faster_path
 
 Found = tuple[Float32[np.ndarray, "nq k"], Int64[np.ndarray, "nq k"]]
@@ -77,6 +78,13 @@ def lists_of(index: Any) -> list[Any]:
     return [index] if isinstance(index, faiss.IndexIVF) else []
 
 
+def restore_decoders(index: Any) -> None:
+    """Have fast-scan lists decode after they were read or copied: FAISS 1.15 leaves a null pointer there."""
+    for part in parts(index):
+        if isinstance(part, load_faiss().IndexIVFFastScan):
+            part.fine_quantizer = part.pq if hasattr(part, "pq") else part.aq
+
+
 def drop_rows(index: Any, keep: Keep) -> None:
     """Take out the rows that are not kept, in place; the others are renumbered in order."""
     faiss = load_faiss()
@@ -109,9 +117,9 @@ def renumber_lists(ivf: Any, keep: Keep) -> None:
             ids[:] = numbers[ids]
 
 
-def in_memory_copy(index: Any) -> Any:
-    """A copy that may be written to."""
-    copy = load_faiss().clone_index(index)
+def copy_of(index: Any, memory_mapped: bool) -> Any:
+    """A copy in memory that may be changed."""
+    copy = in_memory(index) if memory_mapped else load_faiss().clone_index(index)
     for part in parts(copy):
         if isinstance(part, load_faiss().IndexIVF):
             part.set_direct_map_type(load_faiss().DirectMap.NoMap)

@@ -62,6 +62,7 @@ class TupleIndex:
         uri: Any = None,
         collection: str = "mmcl",
         token: str | None = None,
+        replace: bool = False,
     ) -> "TupleIndex":
         """Fuse and index items.
 
@@ -87,6 +88,7 @@ class TupleIndex:
                 cluster.
             collection: its name there.
             token: "user:password" or an API key of Milvus; never stored.
+            replace: drop a collection of that name first, if mmcl made it.
         Raises: KeyError for an unknown modality or backend; ValueError that names the modality and the row, the id, the
             metadata column, or the factory string at fault.
         """
@@ -100,7 +102,7 @@ class TupleIndex:
         fusion = Fusion(frozen_copy(score), source.modalities)
         fusion = fusion if bank is None else fusion.with_bank(bank, model, encoded)
         if lookup(BACKENDS, backend, "backend") == "milvus":
-            tuples = milvus_tuples(fusion, source, numbers, table, factory, uri, collection, token)
+            tuples = milvus_tuples(fusion, source, numbers, table, factory, uri, collection, token, replace)
         else:
             tuples = local_tuples(fusion, source, numbers, table, factory, device)
         index = cls(fusion, tuples)
@@ -167,7 +169,7 @@ class TupleIndex:
         return found[0] if single else found
 
     def ids(self) -> np.ndarray:
-        """(n,) ids of all items, in the order in which they were stored."""
+        """(n,) ids of all items, in the order in which they were stored (in Milvus ascending)."""
         return self._tuples.ids()
 
     def vectors(self, ids: Any) -> np.ndarray:

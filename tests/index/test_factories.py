@@ -82,6 +82,20 @@ def test_every_part_of_every_index_ranks_by_inner_product(factory, build, tmp_pa
     assert index.info()["metric"] == "inner product"
 
 
+@pytest.mark.parametrize("memory_map", [False, True])
+def test_stored_vectors_are_read_back_also_after_load(memory_map, factory, build, make_score, items, tmp_path):
+    index = build(factory=factory)
+    index.save(tmp_path / "index")
+    loaded = TupleIndex.load(tmp_path / "index", memory_map=memory_map)
+    ids = [699, 3, 3, 0]
+    np.testing.assert_array_equal(loaded.vectors(ids), index.vectors(ids))
+    with torch.no_grad():
+        stored = {name: items[name][ids] for name in ("image", "audio")}
+        true = make_score("pairs_and_hadamard", 3, 16).item_vectors(stored).numpy()
+    error = np.abs(index.vectors(ids) - true).max()
+    assert error == 0 if factory in EXACT else error < 1.5
+
+
 def test_asking_for_every_item_returns_each_once(factory, build, queries):
     hits = build(factory=factory).search({"text": queries}, k=705)
     for row, count in zip(hits.ids, hits.counts, strict=True):
@@ -142,6 +156,7 @@ def test_width_is_padded_to_what_the_type_needs(factory, build, queries, tmp_pat
         ("L2norm,Flat", "norm"),
         ("IVF16,L2norm,Flat", "norm"),
         ("NSG32", "added"),
+        ("IVF16,RQ4x4fs", "no nprobe"),
         ("IDMap,Flat", "ids"),
         ("Flat,IDMap2", "ids"),
         ("ITQ16,Flat", "norm"),

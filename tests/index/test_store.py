@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mmcl.index import TupleIndex
+from mmcl.index.faiss_files import write_faiss
 from mmcl.index.store import content_digest
 
 FILES = ("score.safetensors", "index.faiss", "items.parquet")
@@ -137,7 +138,7 @@ def test_failure_before_the_switch_leaves_the_old_version(step, saved, build, mo
 def test_full_disk_under_the_vectors_is_an_error(saved, build, monkeypatch):
     """FAISS's own file writer only prints it."""
     index = build(rows=7)
-    monkeypatch.setattr("mmcl.index.faiss_backend.FILE", "/dev/full")
+    monkeypatch.setattr("mmcl.index.faiss_backend.write_faiss", lambda *args: write_faiss(*args, name="/dev/full"))
     with pytest.raises(OSError, match="No space"):
         index.save(saved)
     monkeypatch.undo()

@@ -1,0 +1,142 @@
+"""Milvus Lite in this process and as a server on loopback, small collections, and their brute-force answers."""
+
+import itertools
+import re
+import socket
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mmcl.index.milvus import MilvusTuples
+
+WIDTH = 8
+numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def start_server():
+    """start_server(folder): (process, address) of a Milvus Lite server.
+
+    Without --host it would listen on all addresses, and it never asks for a token.
+    """
+
+    def start(folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = "import sys; from milvus_lite.cmdline import main; sys.exit(main())"
+        options = ["server", "--data-dir", str(folder), "--host", "127.0.0.1", "--port", str(port)]
+        started = [sys.executable, "-uc", command, *options]
+        process = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert b"listening on 127.0.0.1" in process.stdout.readline()
+        return process, f"http://127.0.0.1:{port}"
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def uris(tmp_path_factory, start_server):
+    """{"lite": a path, "server": an address}."""
+    folder = tmp_path_factory.mktemp("milvus")
+    process, address = start_server(folder / "server")
+    yield {"lite": folder / "lite.db", "server": address}
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture(params=["lite", "server"])
+def uri(request, uris):
+    return uris[request.param]
+
+
+@pytest.fixture
+def make(uri):
+    """make(named=False, factory="auto"): empty tuples of width 8, in a collection of their own."""
+    made = []
+
+    def create(named=False, **options):
+        made.append(MilvusTuples.create(uri, f"c{next(numbers)}", WIDTH, named, **options))
+        return made[-1]
+
+    yield create
+    for tuples in made:
+        tuples.close()
+
+
+@pytest.fixture(scope="session")
+def vectors():
+    """(500, 8) float32 of very different norms."""
+    rng = np.random.default_rng(0)
+    return (rng.normal(size=(500, WIDTH)) * rng.exponential(size=(500, 1))).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def queries():
+    return np.random.default_rng(1).normal(size=(7, WIDTH)).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def fill(vectors):
+    """fill(tuples, n): the tuples with items 0..n-1, and their numbers as metadata."""
+
+    def add(tuples, n):
+        tuples.add(np.arange(n), vectors[:n], pa.table({"row": list(range(n))}))
+        return tuples
+
+    return add
+
+
+@pytest.fixture(scope="session")
+def build_index():
+    """build_index(tuples): Milvus Lite searches what is in memory one by one; an index is built of what is flushed."""
+
+    def build(tuples):
+        for step in ("release_collection", "flush", "load_collection"):
+            tuples._rows.call(step)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def check_search():
+    """check_search(tuples, {id: vector}, queries, k): ids, scores and order are those of float64 brute force."""
+
+    def check(tuples, stored, queries, k, **parameters):
+        hits = tuples.search(queries, k, None, parameters)
+        keys, found = list(stored), min(k, len(stored))
+        rows = np.array([stored[key] for key in keys], np.float64).reshape(-1, WIDTH)
+        truth, bound = queries.astype(np.float64) @ rows.T, 1e-5 * np.abs(queries) @ np.abs(rows.T)
+        assert hits.counts.tolist() == [found] * len(queries)
+        assert hits.scores.dtype == np.float32 and hits.ids.shape == hits.scores.shape == (len(queries), k)
+        for row, ids in enumerate(hits.ids.tolist()):
+            at = [keys.index(key) for key in ids[:found]]
+            assert len(set(at)) == found
+            best = np.sort(truth[row])[::-1][:found]
+            assert (np.abs(hits.scores[row, :found] - truth[row, at]) <= bound[row, at]).all()
+            assert (np.abs(best - truth[row, at]) <= 2 * bound[row].max(initial=0)).all()
+            assert set(ids[found:]) <= {"" if tuples.named else -1}
+            assert (hits.scores[row, found:] == -np.inf).all()
+        return hits
+
+    return check
+
+
+@pytest.fixture
+def raw_filters(monkeypatch):
+    """Filters are given in Milvus's own language; `raw_filters.columns` are those that the last one could name."""
+    module = types.ModuleType("mmcl.index.milvus_filters")
+
+    def to_milvus(where, columns, id_name="id"):
+        module.columns = columns
+        for name in re.findall(r"metadata\[.(\w+).\]", where):
+            if name not in columns:
+                raise ValueError(f"unknown column {name!r}; choose from {list(columns)}")
+        return where
+
+    module.to_milvus = to_milvus
+    monkeypatch.setitem(sys.modules, "mmcl.index.milvus_filters", module)
+    return module

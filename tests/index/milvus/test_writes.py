@@ -1,0 +1,161 @@
+"""Writes to Milvus: whole or refused by name, seen by the next search, never twice."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mmcl.index.milvus import MilvusTuples
+
+NASTY = [
+    "a'b\"c\\",
+    "é\U0001f600",
+    "line\nbreak\ttab\r",
+    "nul\0",
+    "\x01\x08",
+    " ",
+    "in",
+    "1",
+    "%_",
+    "\\",
+    '"',
+    "x" * 9999,
+]
+BIG = [0, 2**53, 2**53 + 1, 2**62, 2**63 - 2, 2**63 - 1]
+
+
+def names(keys):
+    return np.array(keys, object)
+
+
+def table(count, **columns):
+    return pa.table({"row": list(range(count)), **columns})
+
+
+@pytest.mark.parametrize("keys", [NASTY, BIG], ids=["str", "int"])
+def test_any_id_is_added_found_replaced_and_removed(keys, make, vectors, queries, check_search):
+    named = isinstance(keys[0], str)
+    tuples, array = make(named=named), np.array(keys, object if named else np.int64)
+    tuples.add(array, vectors[: len(keys)], table(len(keys)))
+    stored = dict(zip(keys, vectors))
+    check_search(tuples, stored, queries, len(keys))
+    assert tuples.get(keys[::-1]) == [{"row": row} for row in range(len(keys))][::-1]
+    assert sorted(tuples.ids().tolist()) == sorted(keys)
+    np.testing.assert_array_equal(tuples.vectors(keys), vectors[: len(keys)])
+    for row, key in enumerate(keys):
+        tuples.upsert(array[row : row + 1], vectors[100 + row : 101 + row], pa.table({"row": [-1]}))
+        assert tuples.get([key]) == [{"row": -1}] and len(tuples) == len(keys) - row
+        tuples.remove([key])
+        assert key not in tuples
+        del stored[key]
+        check_search(tuples, stored, queries, len(keys))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_history_of_writes_is_that_of_a_dict(seed, make, vectors, queries, check_search):
+    """Never a removed or a repeated id, on whichever side of a flush its versions lie."""
+    rng, tuples, stored = np.random.default_rng(seed), make(named=True), {}
+    for _ in range(14):
+        keys = [f"'{key}'" for key in rng.choice(12, size=4, replace=False)]
+        rows = vectors[rng.choice(500, size=4)]
+        step = rng.choice(["add", "upsert", "remove", "compact"], p=[0.2, 0.35, 0.35, 0.1])
+        if step == "compact":
+            tuples.compact()
+        elif step == "remove":
+            keys = [key for key in keys if key in stored]
+            tuples.remove(keys)
+            stored = {key: row for key, row in stored.items() if key not in keys}
+        else:
+            keys = [key for key in keys if step == "upsert" or key not in stored]
+            getattr(tuples, step)(names(keys), rows[: len(keys)], table(len(keys)))
+            stored |= dict(zip(keys, rows))
+        assert len(tuples) == len(stored)
+        check_search(tuples, stored, queries[:2], 15)
+
+
+def test_all_removed_then_added_again(make, vectors, queries, fill, check_search):
+    tuples = fill(make(), 60)
+    tuples.remove(range(60))
+    check_search(tuples, {}, queries, 3)
+    tuples.add(np.array([5]), vectors[100:101], table(1))
+    check_search(tuples, {5: vectors[100]}, queries, 3)
+
+
+def test_a_known_id_is_not_added_and_nothing_with_it(make, vectors, queries, fill, check_search):
+    tuples = fill(make(), 60)
+    with pytest.raises(ValueError, match=r"id 7 \(row 1\) is in the index already"):
+        tuples.add(np.array([99, 7]), vectors[:2], table(2))
+    assert 99 not in tuples
+    check_search(tuples, dict(enumerate(vectors[:60])), queries, 60)
+
+
+@pytest.mark.parametrize("unknown", [60, -1, 2**63, True, 1.0, "1", None], ids=str)
+def test_an_unknown_id_is_named_and_nothing_is_removed(unknown, make, vectors, fill):
+    tuples = fill(make(), 3)
+    for refuse in (tuples.remove, tuples.get, tuples.vectors):
+        with pytest.raises(KeyError, match=f"no item {unknown!r}; ids of this index are integers"):
+            refuse([0, unknown])
+    assert unknown not in tuples and len(tuples) == 3 and 0 in tuples
+
+
+def test_what_does_not_fit_is_refused_and_nothing_stored(make, vectors):
+    tuples = make(named=True)
+    for ids, rows, reason in (
+        (np.array([1]), vectors[:1], "ids of this index are strings, these are integers: 1"),
+        (names(["a"]), vectors[:1, :5], r"width 8, got shape \(1, 5\)"),
+        (names(["a", "b"]), vectors[:1], "2 ids need 2 vectors, got 1"),
+        (names(["é" * 40000]), vectors[:1], "80000 bytes; Milvus takes 65535"),
+    ):
+        for write in (tuples.add, tuples.upsert):
+            with pytest.raises(ValueError, match=reason):
+                write(ids, rows, pa.table({}))
+    with pytest.raises(ValueError, match=r"width 8, got shape \(1, 5\)"):
+        tuples.search(vectors[:1, :5], 1, None, {})
+    with pytest.raises(ValueError, match="metadata of item 'a' is .* bytes; Milvus takes 65536"):
+        tuples.add(names(["a"]), vectors[:1], pa.table({"text": ["x" * 65536]}))
+    assert len(tuples) == 0 and tuples.columns == []
+
+
+def test_columns_come_later_and_keep_their_type(make, uri, vectors, fill):
+    tuples = fill(make(), 2)
+    other = MilvusTuples.open(uri, tuples.collection, 8)
+    other.add(np.array([2]), vectors[2:3], pa.table({"day": pa.array([19000], pa.date32())}))
+    day = pa.scalar(19000, pa.date32()).as_py()
+    assert tuples.get([0, 2]) == [{"row": 0, "day": None}, {"row": None, "day": day}]
+    with pytest.raises(ValueError, match="metadata column 'row' holds int64 in this index, and string does not fit"):
+        tuples.add(np.array([3]), vectors[:1], pa.table({"row": ["three"]}))
+    assert len(tuples) == 3 and tuples.columns == ["row", "day"]
+    tuples.upsert(np.array([2]), vectors[:1], pa.table({}))
+    assert tuples.get([2]) == [{"row": None, "day": None}]
+    other.close()
+
+
+def test_ids_go_on_behind_the_largest_that_ever_was(make, uri, vectors):
+    tuples = make()
+    tuples.add(None, vectors[:3], table(3))
+    tuples.upsert(np.array([9]), vectors[:1], table(1))
+    tuples.remove([9, 0])
+    opened = MilvusTuples.open(uri, tuples.collection, 8)
+    opened.add(None, vectors[:2], pa.table({}))
+    assert opened.ids().tolist() == [1, 2, 10, 11]
+    opened.close()
+    tuples.add(np.array([2**63 - 1]), vectors[:1], table(1))
+    with pytest.raises(ValueError, match=r"go beyond 2\^63 - 1"):
+        tuples.add(None, vectors[:1], table(1))
+    with pytest.raises(ValueError, match="ids of this index are strings; give one for each"):
+        make(named=True).add(None, vectors[:1], table(1))
+
+
+@pytest.mark.slow
+def test_more_rows_than_one_request_takes(make, queries):
+    n = 40_000
+    tuples, rows = make(named=True), np.random.default_rng(2).normal(size=(n, 8)).astype(np.float32)
+    keys = [f"'{row}" for row in range(n)]
+    tuples.add(names(keys), rows, table(n))
+    assert len(tuples) == n and set(tuples.ids().tolist()) == set(keys)
+    hits = tuples.search(queries[:2], 16384, None, {})
+    assert (hits.counts == 16384).all() and hits.ids[0, 0] == keys[int(np.argmax(rows @ queries[0]))]
+    assert tuples.get(keys) == [{"row": row} for row in range(n)]
+    with pytest.raises(ValueError, match=r"id \"'39999\" \(row 0\)"):
+        tuples.add(names(keys[::-1]), rows, table(n))
+    tuples.remove(keys[:-1])
+    assert tuples.ids().tolist() == keys[-1:]
