@@ -8,6 +8,11 @@ from mmcl.index import TupleIndex
 STORED = ("image", "audio")
 
 
+@pytest.fixture
+def queries(unit_rows):
+    return unit_rows(25, 16, seed=77).numpy()
+
+
 def take(items, rows):
     return {name: items[name][rows] for name in STORED}
 
@@ -56,7 +61,7 @@ def test_faults_of_the_call_are_named(build, tmp_path, monkeypatch):
     with pytest.raises(KeyError, match="unknown backend 'redis'"):
         build(rows=5, backend="redis")
     build(rows=5, backend="milvus", uri=uri)
-    with pytest.raises(ValueError, match="'mmcl'.*there"):
+    with pytest.raises(ValueError, match="collection 'mmcl'.*already.*replace=True"):
         build(rows=5, backend="milvus", uri=uri)
     assert len(build(rows=6, backend="milvus", uri=uri, replace=True)) == 6
 
