@@ -1,6 +1,7 @@
 """From a source of items to stored tuples: in this process, or in Milvus."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,29 @@ def opened_milvus(manifest: Mapping[str, Any], width: int, token: str | None) ->
     from mmcl.index.milvus import MilvusTuples
 
     return MilvusTuples.open(manifest["uri"], manifest["collection"], width, token)
+
+
+def built_on_disk(
+    source: Source,
+    where: str,
+    fusion: Fusion,
+    ids: np.ndarray,
+    metadata: pa.Table | None,
+    factory: Any,
+    device: str,
+    out: Path,
+    about: Mapping[str, Any],
+    progress: bool,
+) -> None:
+    """Build in a folder, from what can be read again and in pieces; ValueError for other sources."""
+    from mmcl.index.disk_index import build_folder
+
+    if where != "local":
+        raise ValueError("out= is for indexes of this process; Milvus keeps its tuples itself")
+    if source.shards is None:
+        raise ValueError("out= takes embeddings, as a folder of shards or arrays; `embed` makes them of raw values")
+    metadata = source.metadata if metadata is None else metadata
+    build_folder(out, fusion, source.shards, ids, metadata, factory, device, about, progress)
 
 
 def blocks_with_metadata(fusion: Fusion, source: Source) -> Iterator[tuple[np.ndarray, pa.Table]]:

@@ -1,7 +1,7 @@
 """From the modalities' values to the vectors that an index stores and asks with."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 
 from mmcl.arrays import refuse_bad_rows, same_length
 from mmcl.index.bank import bank_vectors, query_with_bank, with_bank
-from mmcl.index.sources import Source, fused_block
+from mmcl.index.sources import Block, Source, fused_block
 from mmcl.scores import Score, load_score
 from mmcl.values import as_embeddings, as_query, encode, is_encoded
 
@@ -36,14 +36,22 @@ class Fusion:
         return self.score.width + (self.bank is not None)
 
     @property
+    def kind(self) -> str:
+        """What inner products of the vectors are."""
+        return "score" if self.bank is None else "pmi"
+
+    @property
     def query_modalities(self) -> tuple[str, ...]:
         """Those that a search may name."""
         return tuple(name for name in self.score.modalities if name not in self.modalities)
 
     def items(self, source: Source, metadata: list[pa.Table]) -> Iterator[np.ndarray]:
         """(rows, width) float32 item vectors, block by block; metadata that comes along is collected into the list."""
-        start = 0
-        for embeddings, table in source.blocks:
+        return self.fused(source.blocks, metadata)
+
+    def fused(self, blocks: Iterable[Block], metadata: list[pa.Table], start: int = 0) -> Iterator[np.ndarray]:
+        """The same of blocks whose rows count from `start`."""
+        for embeddings, table in blocks:
             fused = fused_block(self.score, embeddings, start).numpy()
             start += len(fused)
             if table is not None:
@@ -77,7 +85,8 @@ class Fusion:
         bank = None
         if self.bank is not None:
             bank = {"modalities": list(self.bank_modalities), "rows": len(self.bank)}
-        return {"modalities": list(self.modalities), "score": self.score.config(), "width": self.width, "bank": bank}
+        about = {"modalities": list(self.modalities), "score": self.score.config(), "kind": self.kind}
+        return {**about, "width": self.width, "bank": bank}
 
     def write(self, folder: Path) -> None:
         """Write score and bank."""

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from mmcl.index.growing import Growing
 from mmcl.index.item_checks import ID
+from mmcl.index.stored_table import StoredTable
 
 MAX_CHUNKS = 64
 """Tables of more pieces than this are joined into one: looking up a row passes all of them."""
@@ -64,7 +67,7 @@ class Items:
         metadata: n rows, or no columns at all; see `check_metadata`.
     """
 
-    def __init__(self, ids: np.ndarray, metadata: pa.Table):
+    def __init__(self, ids: np.ndarray, metadata: Any):
         self._ids, self.metadata, self._places = Growing(ids), metadata, Places(ids)
 
     def __len__(self) -> int:
@@ -135,6 +138,12 @@ class Items:
         table = self.metadata.filter(pa.array(keep)).combine_chunks() if self.metadata.column_names else self.metadata
         return Items(self.ids[keep], table)
 
+    def to_filter(self) -> tuple[Any, np.ndarray | None]:
+        """Table and ids, or the file that has both, as a filter reads them."""
+        if isinstance(self.metadata, StoredTable) and self.metadata.file.is_file():
+            return self.metadata.file, None
+        return getattr(self.metadata, "whole", self.metadata), self.ids
+
     def to_table(self, start: int = 0, end: int | None = None) -> pa.Table:
         """Ids and metadata of rows start..end as one table."""
         ids = self.ids[start:end]
@@ -145,12 +154,22 @@ class Items:
     @classmethod
     def from_table(cls, table: pa.Table) -> "Items":
         """Undo `to_table`."""
-        kind = object if pa.types.is_large_string(table.schema.field(ID).type) else np.int64
-        ids = table[ID].to_numpy().astype(kind, copy=False)
-        return cls(ids, table.drop_columns([ID]))
+        return cls(ids_of(table), table.drop_columns([ID]))
+
+    @classmethod
+    def from_file(cls, file: Path) -> "Items":
+        """`to_table` written as parquet: ids in memory, metadata left in the file."""
+        columns = [name for name in pq.read_schema(file).names if name != ID]
+        return cls(ids_of(pq.read_table(file, columns=[ID])), StoredTable(file, columns))
 
 
-def appended_table(table: pa.Table, rows: int, more: pa.Table, count: int) -> pa.Table:
+def ids_of(table: pa.Table) -> np.ndarray:
+    """The ids of a table that `to_table` made."""
+    kind = object if pa.types.is_large_string(table.schema.field(ID).type) else np.int64
+    return table[ID].to_numpy().astype(kind, copy=False)
+
+
+def appended_table(table: Any, rows: int, more: pa.Table, count: int) -> pa.Table:
     """`more` (count rows) behind `table` (of `rows`); a column that one of them lacks is null there.
 
     Raises: ValueError for a column whose values do not fit the type that the index has.
@@ -169,7 +188,7 @@ def appended_table(table: pa.Table, rows: int, more: pa.Table, count: int) -> pa
     return joined.combine_chunks() if max(column.num_chunks for column in joined.columns) > MAX_CHUNKS else joined
 
 
-def column_as(table: pa.Table, name: str, kind: pa.DataType, rows: int) -> pa.ChunkedArray:
+def column_as(table: Any, name: str, kind: pa.DataType, rows: int) -> pa.ChunkedArray:
     """A column in this type, nulls where the table lacks it; ValueError where a value does not fit."""
     if name not in table.column_names:
         return pa.chunked_array([pa.nulls(rows, kind)])

@@ -52,7 +52,8 @@ class Snapshot:
         key = repr(check_where(where))
         mask = self.masks.get(key)
         if mask is None:
-            mask = matching(self.items.metadata, where, self.items.ids) & self.alive
+            table, ids = self.items.to_filter()
+            mask = matching(table, where, ids) & self.alive
             if len(self.masks) >= MASKS:
                 self.masks.clear()
             self.masks[key] = mask

@@ -90,7 +90,7 @@ def read_tuples(folder: Path, manifest: Mapping[str, Any], width: int, memory_ma
     """Undo `write_tuples`. ValueError where the files' counts disagree."""
     engine = lookup(ENGINES, manifest["backend"], "backend")
     base = engine.read(folder, manifest["factory"], width, manifest["engine"], memory_map)
-    items = Items.from_table(pq.read_table(folder / ITEMS))
+    items = Items.from_file(folder / ITEMS) if memory_map else Items.from_table(pq.read_table(folder / ITEMS))
     early = len(items)
     added = np.empty((0, width), np.float32)
     if (folder / ADDED).is_file():

@@ -33,11 +33,13 @@ class Source:
     metadata: pa.Table | None = None
     fingerprint: str | None = None
     """Of the model that made the embeddings; None where unknown."""
+    shards: Any = None
+    """The embedding shards that these are, or the arrays: what can be read again, and in any order."""
 
 
 def open_source(items: Any, score: Score, model: Any, modalities: Any, encoded: Any) -> Source:
     """The source behind `items`; see `TupleIndex.build` for what they may be."""
-    if isinstance(items, str | Path):
+    if isinstance(items, str | Path) or is_folders(items):
         return shards_source(items, score, modalities)
     if isinstance(items, Mapping) and not is_dataset(items, "DatasetDict"):
         return mapping_source(items, score, model, modalities, encoded)
@@ -66,7 +68,7 @@ def mapping_source(items: Mapping[str, Any], score: Score, model: Any, modalitie
         if not count:  # shapes are checked all the same
             checked_block(values, ready, score, model, 0)
 
-    return Source(names, count, blocks())
+    return Source(names, count, blocks(), shards=values if all(ready.values()) else None)
 
 
 def dataset_source(dataset: Any, score: Score, model: Any, modalities: Any, encoded: Any) -> Source:
@@ -96,13 +98,23 @@ def dataset_source(dataset: Any, score: Score, model: Any, modalities: Any, enco
     return Source(names, len(dataset), blocks(), metadata)
 
 
-def shards_source(folder: str | Path, score: Score, modalities: Any) -> Source:
-    """A folder of embedding shards, with its metadata."""
+def is_folders(items: Any) -> bool:
+    """Whether these are {modality: folder of embedding shards}."""
+    return isinstance(items, Mapping) and bool(items) and all(isinstance(value, Path) for value in items.values())
+
+
+def chosen_shards(folder: Any, score: Score, modalities: Any) -> Any:
+    """The embedding shards of a folder, or {modality: folder} joined by key, of the modalities to be stored."""
     from mmcl.shards import open_shards
 
-    shards = open_shards(folder)
-    names = item_modalities(shards.modalities, score, modalities, str(folder))
-    chosen = shards.select(names)
+    shards = open_shards(folder, known=score.modalities)
+    return shards.select(item_modalities(shards.modalities, score, modalities, str(folder)))
+
+
+def shards_source(folder: Any, score: Score, modalities: Any) -> Source:
+    """Embedding shards, with their metadata."""
+    chosen = chosen_shards(folder, score, modalities)
+    names = chosen.modalities
 
     def blocks() -> Iterator[Block]:
         start = 0
@@ -111,7 +123,7 @@ def shards_source(folder: str | Path, score: Score, modalities: Any) -> Source:
             start += len(block[names[0]])
             yield block, metadata
 
-    return Source(names, chosen.rows(), blocks(), fingerprint=chosen.fingerprint)
+    return Source(names, chosen.rows(), blocks(), fingerprint=chosen.fingerprint, shards=chosen)
 
 
 def item_modalities(present: Iterable[str], score: Score, modalities: Any, where: str) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ from mmcl.files import sha256
 FORMAT = "mmcl.tuple_index"
 FORMAT_VERSION = 2
 MANIFEST, DRAFT, LOCK = "manifest.json", ".manifest.json.draft", ".lock"
+BUILDING = ".building"
+"""Folder of a build that goes on where it was interrupted."""
 LOCK_SECONDS = 60.0
 """How long a writer waits for another to finish."""
 VERSION = re.compile(r"v-[0-9a-f]{32}")
@@ -134,7 +136,9 @@ def refuse_foreign_folder(path: Path) -> None:
         read_manifest(path)
         return
     foreign = sorted(
-        entry.name for entry in path.iterdir() if entry.name not in (DRAFT, LOCK) and not VERSION.fullmatch(entry.name)
+        entry.name
+        for entry in path.iterdir()
+        if entry.name not in (DRAFT, LOCK, BUILDING) and not VERSION.fullmatch(entry.name)
     )
     if foreign:
         raise ValueError(f"{path} holds something else than an index ({foreign[0]!r}); choose another folder")

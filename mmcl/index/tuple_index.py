@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mmcl.index.building import brought_metadata, local_tuples, milvus_tuples, opened_milvus
+from mmcl.index.building import brought_metadata, built_on_disk, local_tuples, milvus_tuples, opened_milvus
 from mmcl.index.devices import check_device
 from mmcl.index.fusion import Fusion, frozen_copy
 from mmcl.index.hits import Hits
@@ -63,6 +63,8 @@ class TupleIndex:
         collection: str = "mmcl",
         token: str | None = None,
         replace: bool = False,
+        out: Any = None,
+        progress: bool = False,
     ) -> "TupleIndex":
         """Fuse and index items.
 
@@ -89,6 +91,10 @@ class TupleIndex:
             collection: its name there.
             token: "user:password" or an API key of Milvus; never stored.
             replace: drop a collection of that name first, if mmcl made it.
+            out: build in this folder, as `save` would leave it, of embeddings that need not fit in memory (shards, or
+                memory-mapped arrays); what is returned is read from there. A build that was interrupted goes on where
+                it stopped.
+            progress: show a bar, with `out`.
         Raises: KeyError for an unknown modality or backend; ValueError that names the modality and the row, the id, the
             metadata column, or the factory string at fault.
         """
@@ -101,7 +107,12 @@ class TupleIndex:
         table = None if metadata is None else check_metadata(metadata, source.count)
         fusion = Fusion(frozen_copy(score), source.modalities)
         fusion = fusion if bank is None else fusion.with_bank(bank, model, encoded)
-        if lookup(BACKENDS, backend, "backend") == "milvus":
+        where = lookup(BACKENDS, backend, "backend")
+        if out is not None:
+            about = {**about_index(fusion, fingerprint), "search_parameters": {}}
+            built_on_disk(source, where, fusion, numbers, table, factory, device, Path(out), about, progress)
+            return cls.load(out, model, device, memory_map=True)
+        if where == "milvus":
             tuples = milvus_tuples(fusion, source, numbers, table, factory, uri, collection, token, replace)
         else:
             tuples = local_tuples(fusion, source, numbers, table, factory, device)
@@ -214,7 +225,7 @@ class TupleIndex:
     @property
     def kind(self) -> str:
         """What `hits.scores` are: "score", or with a bank "pmi", log p(query | item) / p(query) in nats."""
-        return "score" if self._fusion.bank is None else "pmi"
+        return self._fusion.kind
 
     def info(self) -> dict[str, Any]:
         """What the index is, JSON-serialisable; `bytes` is the size of its vectors as they are stored."""
@@ -306,11 +317,10 @@ class TupleIndex:
 
     def _about(self) -> dict[str, Any]:
         """What manifest and `info` share, beside the tuples themselves."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "kind": self.kind,
-            "metric": "inner product",
-            "fingerprint": self.fingerprint,
-            "search_parameters": self.search_parameters,
-            **self._fusion.about(),
-        }
+        return {**about_index(self._fusion, self.fingerprint), "search_parameters": self.search_parameters}
+
+
+def about_index(fusion: Fusion, fingerprint: str | None) -> dict[str, Any]:
+    """What the manifest says of an index, beside its tuples."""
+    about = {"format_version": FORMAT_VERSION, "metric": "inner product", "fingerprint": fingerprint}
+    return {**about, **fusion.about()}
