@@ -14,9 +14,9 @@ Where a query has several modalities, the expectation runs over the product of t
 ratio to it: the bank's modalities are shuffled against each other. What is ranked is log p(x_Q | x_T) / prod_Q p(x_i),
 which differs from the above by a number of the query alone.
 
-Source: querybank normalisation, Bogolin et al. 2022 (section 3.2, the inverted softmax of Smith et al. 2017; their
-dynamic form spares items that no bank query ranks first, which no single inner product can do). The temperature is 1
-because the score is a log density ratio; with it the two terms are those of the Donsker-Varadhan bound for one item.
+Source: querybank normalisation, Bogolin et al. 2022, with the inverted softmax of Smith et al. 2017. (Their dynamic
+form leaves a query as it is where its first item is the first of no bank query; one inner product cannot do that.) The
+temperature is 1 because the score is a log density ratio: these are the terms of Donsker and Varadhan's bound.
 """
 
 import math

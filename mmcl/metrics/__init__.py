@@ -1,5 +1,6 @@
 """Metrics: pure functions from scores, embeddings or distributions to numbers."""
 
+from mmcl.metrics.hubness import hubness_skew, k_occurrence
 from mmcl.metrics.retrieval import (
     best_ranks,
     mean_reciprocal_rank,
@@ -13,6 +14,8 @@ from mmcl.metrics.retrieval import (
 
 __all__ = [
     "best_ranks",
+    "hubness_skew",
+    "k_occurrence",
     "mean_reciprocal_rank",
     "median_rank",
     "mrr_from_hits",
