@@ -1,8 +1,10 @@
 """What a recipe asks for, done by the same functions that a program calls."""
 
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from mmcl.data import load_data, modality_columns, named_labels
@@ -10,7 +12,7 @@ from mmcl.encoders import ENCODERS
 from mmcl.model import MultimodalModel
 from mmcl.recipes import IndexRecipe, TrainRecipe, beside, read_recipe, source_beside
 from mmcl.scores import SCORES, load_score
-from mmcl.shards import MANIFEST, open_shards, verify_shards
+from mmcl.shards import MANIFEST, EmbeddingShards, open_shards, verify_shards
 from mmcl.tables import lookup
 from mmcl.training import FitResult, fit
 
@@ -94,7 +96,7 @@ def distinct_values(dataset: Any, column: str, name: str) -> list[Any]:
     return sorted(set(values))
 
 
-def index_job(recipe: str | Path, out: str | None = None) -> Any:
+def index_job(recipe: str | Path, out: str | None = None, progress: bool = True) -> Any:
     """Build and save the index of an index recipe; returns it."""
     from mmcl.index import TupleIndex
 
@@ -109,10 +111,36 @@ def index_job(recipe: str | Path, out: str | None = None) -> Any:
     folder = beside(recipe, plan.embeddings)
     if (Path(folder) / MANIFEST).is_file():
         verify_shards(folder)
-    ids = None if plan.ids is None else open_shards(folder).column(plan.ids)
-    index = TupleIndex.build(source, folder, ids=ids, factory=plan.factory, modalities=plan.modalities)
-    index.save(out or index_folder(recipe, plan))
+    shards = open_shards(folder)
+    ids = None if plan.ids is None else shards.column(plan.ids)
+    target = Path(out or index_folder(recipe, plan))
+    options: dict[str, Any] = {"ids": ids, "modalities": plan.modalities, "device": plan.device}
+    options |= {"bank": None if plan.bank is None else random_queries(shards, plan)}
+    options |= {"factory": plan.factory, "memory_budget": plan.memory_budget, "recall_target": plan.recall_target}
+    if plan.backend == "faiss":
+        return TupleIndex.build(source, folder, **options, out=target, progress=progress)
+    uri = plan.uri if plan.uri is None or "://" in plan.uri else beside(recipe, plan.uri)
+    options |= {"backend": plan.backend, "uri": uri, "collection": plan.collection}
+    index = TupleIndex.build(source, folder, **options, token=os.environ.get("MILVUS_TOKEN"), replace=True)
+    index.save(target)
     return index
+
+
+def random_queries(shards: EmbeddingShards, plan: IndexRecipe) -> dict[str, np.ndarray]:
+    """plan.bank random rows of the embeddings that are not stored; ValueError where all are."""
+    stored = shards.modalities if plan.modalities is None else plan.modalities
+    names = [name for name in shards.modalities if name not in stored]
+    if not names:
+        raise ValueError("bank: all modalities of the embeddings are stored, and none is left to ask; see `modalities`")
+    chosen = shards.select(names)
+    counts = chosen.shard_rows()
+    rows = np.sort(np.random.default_rng(0).permutation(sum(counts))[: plan.bank])
+    parts, start = [], 0
+    for number, count in enumerate(counts):
+        wanted = rows[(rows >= start) & (rows < start + count)] - start
+        parts.append(chosen.read_rows(number, wanted))
+        start += count
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
 
 def add_job(path: str | Path, embeddings: str | Path, ids: str | None, upsert: bool) -> tuple[Any, int]:

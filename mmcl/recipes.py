@@ -67,7 +67,21 @@ class IndexRecipe(RecipeFile):
     modalities: list[str] | None = None
     """Those fused into the items; the others ask. Default: all that the folder holds."""
     factory: str = "auto"
-    """A FAISS factory string, or "auto"."""
+    """A FAISS factory string, "Exact", or "auto"."""
+    memory_budget: str | int | None = None
+    """Bytes that "auto" may take in memory, such as "64MB" or "2GiB"; default: no limit."""
+    recall_target: float = Field(default=0.95, gt=0, le=1)
+    """Share of the true best 10 that "auto" aims at."""
+    bank: int | None = Field(default=None, ge=1)
+    """Rank by log p(query | item) / p(query), against so many random queries from the embeddings' other modalities."""
+    device: str = "cpu"
+    """"cpu", "cuda", "cuda:N", "cuda:all" or "auto"."""
+    backend: str = "faiss"
+    """"faiss", or "milvus" with `uri`."""
+    uri: str | None = None
+    """Of Milvus: a path that ends in .db (Milvus Lite), or http://host:port. A token is read from MILVUS_TOKEN."""
+    collection: str = "mmcl"
+    """Of Milvus."""
     ids: str | None = None
     """A metadata column of unique ids, such as "key"; default: 0, 1, 2 ..."""
     out: str | None = None

@@ -17,7 +17,7 @@ from mmcl.index.disk_source import ShardBlocks, Vectors, shard_blocks
 from mmcl.index.faiss_backend import FaissBackend
 from mmcl.index.fusion import Fusion
 from mmcl.index.item_checks import ID, check_metadata
-from mmcl.index.local_files import ITEMS, link
+from mmcl.index.local_files import ITEMS, about_base, link
 from mmcl.index.sources import checked_block
 from mmcl.index.store import BUILDING, refuse_foreign_folder, sync, write_version
 from mmcl.shard_files import read_metadata
@@ -55,7 +55,7 @@ def build_folder(
     work.mkdir(parents=True, exist_ok=True)
     with one_builder(work):
         source = items.state() if isinstance(items, EmbeddingShards) else ""
-        engine, exact, facts, names = write_vectors(work, fusion, shards, factory, device, source, progress)
+        base, names = write_vectors(work, fusion, shards, factory, device, source, progress)
         tables = items if isinstance(items, EmbeddingShards) and metadata is None else metadata
         columns = write_items(work / ITEMS, ids, tables)
 
@@ -67,8 +67,7 @@ def build_folder(
 
         count = len(ids)
         next_id = 0 if ids.dtype == object else int(ids.max(initial=-1)) + 1
-        tuples = {"backend": engine, "factory": factory, "exact": exact, "count": count, "rows": count}
-        tuples |= {"next_id": next_id, "engine": facts, "columns": columns}
+        tuples = about_base(base) | {"count": count, "rows": count, "next_id": next_id, "columns": columns}
         write_version(out, write, {**about, **tuples})
         shutil.rmtree(work)
 
@@ -99,8 +98,8 @@ def fused_shards(fusion: Fusion, items: Any) -> list[ShardBlocks]:
 
 def write_vectors(
     work: Path, fusion: Fusion, shards: list[ShardBlocks], factory: Any, device: str, source: str, progress: bool
-) -> tuple[str, bool, dict[str, Any], list[str]]:
-    """Engine, whether its scores are exact, what it needs to be read again, and the names of its files."""
+) -> tuple[Any, list[str]]:
+    """The backend, memory-mapped, and the names of its files."""
     if factory == EXACT:
         from mmcl.index.exact_backend import ExactBackend, exact_pays
 
@@ -112,11 +111,10 @@ def write_vectors(
                 rows[row : row + len(block)] = block
             rows.flush()
             sync(file)
-            return ExactBackend.engine, True, {}, [file.name]
+            return ExactBackend.read(work, factory, fusion.width, {}, memory_map=True), [file.name]
         factory = "Flat"
     facts = build_on_disk(factory, fusion.width, shards, work, source=source, progress=progress)
-    backend = FaissBackend.read(work, factory, fusion.width, facts, memory_map=True)
-    return backend.engine, backend.exact, facts, ["index.faiss"]
+    return FaissBackend.read(work, factory, fusion.width, facts, memory_map=True), ["index.faiss"]
 
 
 def write_items(file: Path, ids: np.ndarray, metadata: Any) -> list[str]:

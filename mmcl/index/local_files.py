@@ -40,6 +40,17 @@ class Saved:
         return self.base is base and all((self.folder / name).is_file() for name in self.files)
 
 
+def about_base(base: Any) -> dict[str, Any]:
+    """What the manifest says about a backend."""
+    return {
+        "backend": base.engine,
+        "factory": base.factory,
+        "exact": base.exact,
+        "padded_width": base.padded_width,
+        "engine": base.about(),
+    }
+
+
 class Saving:
     """One snapshot on its way to disk."""
 
@@ -51,14 +62,10 @@ class Saving:
         """What the manifest says about the tuples."""
         now = self.now
         return {
-            "backend": now.base.engine,
-            "factory": now.base.factory,
-            "exact": now.base.exact,
+            **about_base(now.base),
             "count": now.count,
             "rows": len(now.items),
             "next_id": self.tuples.next_id,
-            "engine": now.base.about(),
-            "padded_width": now.base.padded_width,
             "columns": now.items.metadata.column_names,
         }
 

@@ -1,0 +1,182 @@
+"""Indexes larger than memory: built from shards that are read, encoded and written a block at a time.
+
+A random sample of all shards trains the index. Then every block is encoded, and the codes go where they will stand in
+the index's file; those of inverted lists wait beside it, sorted within each part, until all lists are known. Memory
+holds the sample while training, and afterwards one block and one part, however many shards there are.
+
+building/
+  state.json            what is built, and how many rows and parts of it are on the disk
+  trained.faiss         the index without rows
+  index.faiss           as it will be
+  codes-0.bin           codes of inverted lists, part by part; rows-0.bin and sizes-0.bin are their rows and list sizes
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmcl.index.disk_codes import Codes
+from mmcl.index.disk_layout import lay_out, leaves
+from mmcl.index.disk_source import ShardBlocks, Vectors
+from mmcl.index.faiss_backend import FaissBackend
+from mmcl.index.faiss_factory import AUTO, MIPS, new_faiss_index, parts, rows_to_train
+from mmcl.index.faiss_files import FILE, read_faiss, write_faiss
+from mmcl.index.faiss_ranges import quantised, squares, widen_ranges
+from mmcl.index.faiss_setup import load_faiss
+from mmcl.index.store import sync
+
+WORK, STATE, TRAINED = "building", "state.json", "trained.faiss"
+LIST_ROWS = 40
+"""Training rows a list."""
+WORD_ROWS = 256
+"""Training rows a code word."""
+
+State = dict[str, Any]
+"""{"settings", "norm", "rows": done, "parts": done}."""
+
+
+def build_on_disk(
+    factory: Any,
+    width: int,
+    shards: Sequence[ShardBlocks],
+    folder: Path,
+    *,
+    source: str = "",
+    sample: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Write the index of all shards' vectors, in their order, into `folder`, for `FaissBackend.read`.
+
+    A build that was interrupted goes on behind its last whole part when the same is asked for again. What FAISS only
+    builds in memory (the graph of HNSW32, the codes of IVF64,PQ16x4fs) is built there, from the start again.
+
+    Args:
+        factory: FAISS factory string, "MIPS," and one, or "auto".
+        width: of the fused vectors.
+        shards: in the order of the rows.
+        folder: made where missing; an unfinished build lies in its `building`. One builder at a time.
+        source: what tells these vectors from others, such as a digest of their files.
+        sample: rows to train on, drawn from all. Default: 40 an inverted list and 256 a code word, at least 65536.
+        seed: of the sample.
+        progress: show a bar.
+    Returns: what `FaissBackend.read` takes as `about`.
+    Raises: ValueError for an unknown factory, too few rows to train on, a row that the type cannot hold, and where the
+        folder holds an unfinished build of something else. OSError where the disk is full: make room, build again.
+    """
+    factory = AUTO if factory == "auto" else factory
+    vectors, work = Vectors(shards, width, progress), folder / WORK
+    settings = {"factory": factory, "width": width, "rows": len(vectors), "sample": sample, "seed": seed}
+    settings |= {"source": digest([vectors.starts, source]), "faiss": load_faiss().__version__}
+    work.mkdir(parents=True, exist_ok=True)
+    state = read_state(work, settings)
+    if state is None:
+        backend = trained(factory, vectors, sample, seed)
+        write_faiss(backend.index, work, TRAINED)
+        sync(work / TRAINED)
+        state = {"settings": settings, "norm": backend.norm, "rows": 0, "parts": 0}
+        write_state(work, state)
+    backend = FaissBackend(read_faiss(work, name=TRAINED), factory, width, state["norm"])
+    fill(backend, vectors, work, state)
+    found = read_faiss(work, memory_map=True).ntotal
+    if found != len(vectors):
+        raise RuntimeError(f"{work / FILE} has {found} rows, and should have {len(vectors)}")
+    sync(work / FILE)
+    os.replace(work / FILE, folder / FILE)
+    shutil.rmtree(work)
+    return backend.about()
+
+
+def trained(factory: str, vectors: Vectors, sample: int | None, seed: int) -> FaissBackend:
+    """The index without rows, trained on a random sample. Ranges and lengths are those of all rows."""
+    lifted = isinstance(factory, str) and factory.startswith(MIPS)
+    index = new_faiss_index(factory, vectors.width + lifted)
+    backend = FaissBackend(index, factory, vectors.width)
+    if lifted:
+        longest = max((squares(block).max(initial=0) for _, block in vectors.blocks("measuring")), default=0)
+        backend.norm = float(np.sqrt(longest))
+    if not index.is_trained:
+        size = min(len(vectors), training_rows(index) if sample is None else sample)
+        rows, filled = np.empty((size, index.d), np.float32), 0
+        for block in vectors.sample(size, seed):
+            rows[filled : filled + len(block)] = backend._stored(block)
+            filled += len(block)
+        backend._train(rows)
+    if any(True for _ in quantised(index, np.empty((0, index.d), np.float32))):
+        for row, block in vectors.blocks("measuring"):
+            widen_ranges(index, backend._stored(block, row))
+    return backend
+
+
+def training_rows(index: Any) -> int:
+    """How many rows are worth training on.
+
+    k-means hardly gains beyond 40 rows a centroid (FAISS warns below 39) and takes as much longer; quantisers and
+    rotations look at no more than 256 rows a code word.
+    """
+    lists = [LIST_ROWS * part.nlist for part in parts(index) if hasattr(part, "nlist")]
+    words = [WORD_ROWS * part.pq.ksub for part in parts(index) if hasattr(part, "pq")]
+    return max([WORD_ROWS * 256, rows_to_train(index), *lists, *words])
+
+
+def fill(backend: FaissBackend, vectors: Vectors, work: Path, state: State) -> None:
+    """Write index.faiss, going on behind the last whole part."""
+    found, total = list(leaves(backend.index)), len(vectors)
+    on_disk = [leaf for leaf in found if not leaf.in_memory]
+    if len(on_disk) < len(found):
+        for row, block in vectors.blocks("adding"):
+            rows = backend._stored(block, row)
+            for leaf in found:
+                if leaf.in_memory:
+                    leaf.index.add(leaf.mapped(rows))
+    if not on_disk:
+        write_faiss(backend.index, work)
+        return
+    layout = lay_out(backend.index, on_disk, total)
+    codes, file = Codes(work, on_disk, layout), work / FILE
+    resumes = len(on_disk) == len(found) and codes.hold(state["parts"], state["rows"])
+    if not (resumes and file.is_file() and file.stat().st_size == layout.size):
+        state |= {"rows": 0, "parts": 0}
+    with open(file, "r+b" if state["rows"] else "wb") as opened:
+        codes.begin(opened, total)
+        for row, block in vectors.blocks("encoding", state["rows"]):
+            codes.put(opened, row, backend._stored(block, row))
+            end = row + len(block)
+            if end - state["rows"] >= codes.part_rows or end == total:
+                codes.end_part(opened, state["parts"], state["rows"])
+                state |= {"rows": end, "parts": state["parts"] + 1}
+                write_state(work, state)
+        codes.merge(opened, state["parts"], total)
+
+
+def read_state(work: Path, settings: dict[str, Any]) -> State | None:
+    """Of an unfinished build; None where there is none. ValueError where it has other settings."""
+    if not (work / STATE).is_file():
+        return None
+    state = json.loads((work / STATE).read_text(encoding="utf-8"))
+    for name, value in settings.items():
+        if state["settings"].get(name) != value:
+            raise ValueError(
+                f"{work} holds an unfinished build: {name} is {state['settings'].get(name)!r} there, {value!r} here; "
+                "build that one, or remove the folder"
+            )
+    return state
+
+
+def write_state(work: Path, state: State) -> None:
+    """Replace the state in one step."""
+    draft = work / f"{STATE}.draft"
+    draft.write_text(json.dumps(state, indent=2), encoding="utf-8")
+    sync(draft)
+    os.replace(draft, work / STATE)
+
+
+def digest(value: Any) -> str:
+    """Of what JSON can hold."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -1,0 +1,286 @@
+"""Several indexes over the same items, each storing other modalities: whatever a query names, one of them answers."""
+
+import functools
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mmcl.arrays import refuse_unknown
+from mmcl.index.building import brought_metadata, local_tuples
+from mmcl.index.devices import check_device
+from mmcl.index.fusion import Fusion, frozen_copy
+from mmcl.index.hits import Hits
+from mmcl.index.item_checks import check_ids, check_metadata, check_model, listed, refuse_fingerprint
+from mmcl.index.side_by_side_files import folder_names, read_together, write_together
+from mmcl.index.side_by_side_parts import (
+    Names,
+    all_or_nothing,
+    answers,
+    banked,
+    check_stored,
+    choices,
+    every_split,
+    factory_of_each,
+    fused_rows,
+    held,
+    kept,
+    refuse_differing,
+    restricted,
+)
+from mmcl.index.sources import Block, is_dataset, open_source
+from mmcl.index.tuple_index import TupleIndex
+from mmcl.scores import Score
+
+
+class TupleIndexes:
+    """Items of several modalities, found from any subset of them. Build or load them:
+
+        indexes = TupleIndexes.build(score, {"image": a, "audio": b, "text": c}, ids=names)
+        indexes.search({"text": q})                      # ranks images with their sounds
+        indexes.search({"image": p, "audio": r})         # ranks texts
+        indexes.search({"image": p}, target=("text",))   # the same, the sound being absent
+
+    `indexes.storing(("image", "audio"))` is the `TupleIndex` of those two, to be read. Changes go through this class:
+    all indexes have the same items, and what one of them refuses changes none.
+    """
+
+    def __init__(self, indexes: Mapping[Names, TupleIndex]):
+        self._indexes = dict(indexes)
+        self._names = folder_names(self._indexes)
+        self._path: Path | None = None
+        self._version: str | None = None
+        self._saving = threading.Lock()
+
+    @classmethod
+    def build(
+        cls,
+        score: Any,
+        items: Any,
+        ids: Any = None,
+        metadata: Any = None,
+        factory: Any = "auto",
+        device: Any = "cpu",
+        bank: Any = None,
+        *,
+        stored: Any = None,
+        encoded: Any = None,
+    ) -> "TupleIndexes":
+        """Build every index from one pass over the items: each raw value is encoded once.
+
+        The embeddings are in memory once meanwhile (arrays of the caller's are not copied), beside the indexes.
+
+        Args:
+            score, items, ids, metadata, device, encoded: as in `TupleIndex.build`; the items are of all modalities that
+                any index stores, and may be of all that the score has.
+            factory: one for all, or {stored modalities: factory}, "auto" for those it does not name.
+            bank: as in `TupleIndex.build`, of any modalities; each index takes those that it does not store, and is
+                searched by just those.
+            stored: which indexes, such as [("image", "audio"), ("text",)]. Default: one for each way of dividing the
+                modalities, 2^m - 2 of them, so that every query finds the tuples of all the others. Each takes as much
+                memory as a `TupleIndex`: from four modalities on, name those that will be asked.
+        Raises: as `TupleIndex.build`; ValueError for `stored` that is empty, or leaves nothing to search by.
+        """
+        device = check_device(device)
+        score, model = (score, None) if isinstance(score, Score) else (check_model(score).score, score)
+        chosen = None if stored is None else check_stored(stored, score)
+        union = None if chosen is None else list(dict.fromkeys(name for names in chosen for name in names))
+        source = open_source(items, score, model, union, encoded)
+        chosen = every_split(source.modalities, score) if chosen is None else chosen
+        factories = factory_of_each(factory, chosen)
+        fingerprint = source.fingerprint if model is None else model.fingerprint()
+        refuse_fingerprint(source.fingerprint, fingerprint, "the embedding shards were")
+        numbers = check_ids(ids, source.count)
+        table = None if metadata is None else check_metadata(metadata, source.count)
+        frozen = frozen_copy(score)
+        fusions = banked([Fusion(frozen, names) for names in chosen], bank, model, encoded)
+        blocks: list[Block] = []
+        built: dict[Names, TupleIndex] = {}
+        for fusion in fusions:
+            part = restricted(source, fusion.modalities, blocks if built else kept(source.blocks, blocks))
+            tuples = local_tuples(fusion, part, numbers, table, factories[fusion.modalities], device)
+            built[fusion.modalities] = index = TupleIndex(fusion, tuples)
+            index.model, index.fingerprint = model, fingerprint
+        return cls(built)
+
+    def search(
+        self,
+        queries: Any,
+        k: Any = 10,
+        where: Any = None,
+        *,
+        target: Any = None,
+        encoded: Any = None,
+        **parameters: Any,
+    ) -> Hits:
+        """The k items of highest score with each query, by the index that `index_for` says.
+
+        Args:
+            queries, k, where, encoded, parameters: as in `TupleIndex.search`.
+            target: the stored modalities of the index that shall answer.
+        Raises: as `index_for` and `TupleIndex.search`.
+        """
+        if not isinstance(queries, Mapping):
+            raise ValueError(
+                f"the query must be {{modality: values}}, got {type(queries).__name__}; {choices(self._all)}"
+            )
+        index = self.index_for(queries, target)
+        return index.search(queries, k, where, encoded=encoded, **parameters)
+
+    def index_for(self, queried: Iterable[str], target: Any = None) -> TupleIndex:
+        """The index that answers a query of these modalities: of those that store none of them the one storing most.
+
+        So every modality is either queried or stored wherever there is such an index; one that is neither is absent,
+        see `Score.query_vectors`.
+
+        Args:
+            queried: names of modalities.
+            target: the stored modalities of the index that shall answer, in any order.
+        Raises: KeyError listing the indexes where none answers, or none stores the target; ValueError where several
+            store equally many: `target` says which.
+        """
+        names = [queried] if isinstance(queried, str) else list(queried)
+        if target is not None:
+            return self.storing(target)
+        refuse_unknown(names, self.score.modalities, "the query")
+        fitting = [index for index in self._all if answers(index, names)]
+        if not fitting:
+            raise KeyError(f"no index here answers a query of {names}; {choices(self._all)}")
+        most = max(len(index.modalities) for index in fitting)
+        best = [index for index in fitting if len(index.modalities) == most]
+        if len(best) > 1:
+            first, second = (index.modalities for index in best[:2])
+            raise ValueError(f"a query of {names} may be answered from {first} or {second}; name one as target={first}")
+        return best[0]
+
+    def storing(self, modalities: Any) -> TupleIndex:
+        """The index that stores these modalities, named in any order; KeyError lists those there are."""
+        single = isinstance(modalities, str) or not isinstance(modalities, Iterable)
+        wanted = {modalities} if single else set(modalities)
+        for names, index in self._indexes.items():
+            if set(names) == wanted:
+                return index
+        raise KeyError(f"no index here stores {sorted(map(str, wanted))}; {choices(self._all)}")
+
+    def add(self, items: Any, ids: Any = None, metadata: Any = None, *, encoded: Any = None) -> None:
+        """Store more items, of all modalities that any index stores; see `TupleIndex.add`."""
+        self._store("add", items, ids, metadata, encoded)
+
+    def upsert(self, items: Any, ids: Any, metadata: Any = None, *, encoded: Any = None) -> None:
+        """Store items, in place of those that have their ids, metadata included; see `add`."""
+        if ids is None:
+            raise ValueError("upsert needs ids: those of the items to replace, or new ones")
+        self._store("upsert", items, ids, metadata, encoded)
+
+    def remove(self, ids: Any) -> None:
+        """Take out one item or several; KeyError names an id that is not there, and nothing is removed then."""
+        keys = listed(ids)[0]
+        with all_or_nothing(self._all) as changed:
+            for tuples in changed:
+                tuples.remove(keys)
+
+    def compact(self) -> None:
+        """Free what removed items still hold, and give added ones their place in the lists or the graph."""
+        for index in self._all:
+            index.compact()
+
+    def get(self, ids: Any) -> Any:
+        """Metadata: a dict for a single id, a list of dicts in the order of several. KeyError names an unknown id."""
+        return self._first.get(ids)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._first
+
+    def __len__(self) -> int:
+        """Items, not indexes."""
+        return len(self._first)
+
+    def __repr__(self) -> str:
+        return f"TupleIndexes({len(self)} items, stored={self.stored})"
+
+    @property
+    def score(self) -> Score:
+        return self._first.score
+
+    @property
+    def stored(self) -> list[Names]:
+        """The modalities of each index."""
+        return list(self._indexes)
+
+    @property
+    def modalities(self) -> Names:
+        """Those that any index stores: what `add` takes."""
+        return tuple(name for name in self.score.modalities if any(name in names for names in self._indexes))
+
+    def info(self) -> dict[str, Any]:
+        """What the indexes are, JSON-serialisable."""
+        each = {name: index.info() for name, index in zip(self._names, self._all, strict=True)}
+        return {"count": len(self), "bytes": sum(about["bytes"] for about in each.values()), "indexes": each}
+
+    def save(self, path: Any, *, replace: bool = False) -> None:
+        """Write all indexes into a folder, each into one of its own; what is there already is replaced in one step.
+
+        Each can be loaded alone: `TupleIndex.load(path / "image+audio")`. Saved alone, it no longer belongs to the
+        others, and they refuse to be loaded with it.
+
+        Args, Raises: as `TupleIndex.save`.
+        """
+        with self._saving:
+            path = Path(path)
+            known = self._version if path == self._path and not replace else None
+            with held(self._all):  # all drafts are of one moment
+                drafts = {name: index._draft() for name, index in zip(self._names, self._all, strict=True)}
+            self._version = write_together(path, drafts, known)
+            self._path = path
+
+    @classmethod
+    def load(cls, path: Any, model: Any = None, device: Any = "cpu", *, memory_map: bool = False) -> "TupleIndexes":
+        """Read what `save` wrote, after checking every file's checksum.
+
+        Args: as in `TupleIndex.load`.
+        Raises: as `TupleIndex.load`; ValueError naming an index that was saved without the others.
+        """
+        path, device = Path(path), check_device(device)
+        load = functools.partial(TupleIndex.load, device=device, memory_map=memory_map)
+        found, version = read_together(path, load)
+        if model is not None:
+            refuse_fingerprint(found[0].fingerprint, check_model(model).fingerprint(), f"{path} was")
+            if model.score.config() != found[0].score.config():
+                raise ValueError(f"{path} has the score {found[0].score.config()}, the model {model.score.config()}")
+            for index in found:
+                index.model = model
+        indexes = cls({index.modalities: index for index in found})
+        refuse_differing(found)
+        indexes._path, indexes._version = path, version
+        return indexes
+
+    def verify(self) -> None:
+        """Check that the indexes have the same items, also on disk, and each of them as `TupleIndex.verify` does."""
+        refuse_differing(self._all)
+        for index in self._all:
+            index.verify()
+        if self._path is not None:
+            read_together(self._path, lambda _: None)
+
+    def _store(self, how: str, items: Any, ids: Any, metadata: Any, encoded: Any) -> None:
+        if isinstance(items, Mapping) and not is_dataset(items, "DatasetDict") and set(items) != set(self.modalities):
+            raise ValueError(f"these indexes store {list(self.modalities)}; the items have {list(items)}")
+        source = open_source(items, self.score, self._first.model, self.modalities, encoded)
+        refuse_fingerprint(source.fingerprint, self._first.fingerprint, "the embedding shards were")
+        numbers = None if ids is None else check_ids(ids, source.count)
+        table = None if metadata is None else check_metadata(metadata, source.count)
+        blocks = list(source.blocks)
+        if table is None:
+            table = brought_metadata(source, [brought for _, brought in blocks if brought is not None])
+        fused = [fused_rows(index._fusion, restricted(source, index.modalities, blocks)) for index in self._all]
+        with all_or_nothing(self._all) as changed:
+            for tuples, vectors in zip(changed, fused, strict=True):
+                getattr(tuples, how)(numbers, vectors, table)
+
+    @property
+    def _all(self) -> list[TupleIndex]:
+        return list(self._indexes.values())
+
+    @property
+    def _first(self) -> TupleIndex:
+        return self._all[0]
