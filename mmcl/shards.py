@@ -1,4 +1,4 @@
-"""Embedding shards on disk, in the layout of clip-retrieval, with a manifest of our own. Knows no model.
+"""Embedding shards, in the layout of clip-retrieval, with a manifest of our own. Knows no model.
 
 folder/
   manifest.json                         model fingerprint, dim, dtype, counts, checksums
@@ -7,10 +7,11 @@ folder/
   metadata/metadata_0000.parquet        one row each: `key` and the columns that were kept
 """
 
+import functools
+import hashlib
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mmcl.files import sha256
+from mmcl.shard_files import (
+    KEY,
+    Folder,
+    embedding_path,
+    matching_rows,
+    metadata_path,
+    modality_files,
+    read_folder,
+    read_metadata,
+)
 
 FORMAT_VERSION = 1
-KEY = "key"
 MANIFEST = "manifest.json"
+SHORT = {"image": "img"}
+"""What clip-retrieval calls a modality on disk."""
 
 
 @dataclass
@@ -91,6 +103,8 @@ class EmbeddingShards:
     """{modality: the folder whose shards hold it}."""
     fingerprint: str | None
     """Of the model that made them; None where no manifest says."""
+    names: dict[str, str] = field(default_factory=dict)
+    """{modality: its name on disk}, where that is another one."""
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -101,70 +115,133 @@ class EmbeddingShards:
         unknown = [name for name in modalities if name not in self.folders]
         if unknown:
             raise KeyError(f"no embeddings of {unknown[0]!r}; there are {list(self.folders)}")
-        return EmbeddingShards({name: self.folders[name] for name in modalities}, self.fingerprint)
+        return EmbeddingShards({name: self.folders[name] for name in modalities}, self.fingerprint, self.names)
 
     def __iter__(self) -> Iterator[tuple[dict[str, np.ndarray], pa.Table]]:
-        if len(set(self.folders.values())) == 1:
-            return self._by_position()
-        return self._by_key()
+        return (self.read_shard(number) for number in range(len(self.shard_rows())))
+
+    def rows(self) -> int:
+        """Rows in all shards, by the headers alone."""
+        return sum(self.shard_rows())
+
+    def shard_rows(self) -> list[int]:
+        """Rows of each shard, in order. Errors name a shard that lacks a modality, or whose files disagree."""
+        return [shard.rows for shard in self._first.shards]
+
+    def shard_names(self) -> list[str]:
+        """The shards' numbers as they are written."""
+        return [shard.name for shard in self._first.shards]
+
+    def read_shard(self, number: int) -> tuple[dict[str, np.ndarray], pa.Table]:
+        """All rows of one shard, and its metadata."""
+        return self.read_rows(number, slice(None)), read_metadata(self._first.shards[number])
+
+    def read_rows(self, number: int, rows: Any) -> dict[str, np.ndarray]:
+        """{modality: (n, d) float32}: some rows of one shard, by their numbers in it or a slice. No others are read.
+
+        Where modalities lie in several folders, the shards are the first modality's; rows of the others are found by
+        key, wherever they lie. KeyError names the first key that is missing there.
+        """
+        found = {}
+        for name in self.modalities:
+            if name in self._first.widths:
+                found[name] = self._first.rows(name, number, rows)
+                continue
+            start, stop = self._first.starts[number : number + 2]
+            wanted = self._places[name][start:stop]
+            if (wanted < 0).any():
+                key = read_metadata(self._first.shards[number])[KEY][int(np.argmax(wanted < 0))].as_py()
+                told = f"{name} row of key {key!r} ({int((wanted < 0).sum())} of {len(wanted)} missing)"
+                raise KeyError(f"{self.folders[name]} has no {told}")
+            found[name] = self._others[name].scattered(name, wanted[rows])
+        return found
 
     def column(self, name: str) -> list[Any]:
         """One metadata column of all rows, without reading embeddings; KeyError listing the columns there are."""
-        first, folder = next(iter(self.folders.items()))
         values: list[Any] = []
-        for shard in shard_names(folder, first):
-            rows = len(np.load(embedding_path(folder, first, shard), mmap_mode="r"))
-            metadata = read_metadata(folder, shard, rows)
+        for shard in self._first.shards:
+            metadata = read_metadata(shard)
             if name not in metadata.column_names:
-                raise KeyError(f"{folder}: shard {shard} has no column {name!r}; it has {metadata.column_names}")
+                told = f"shard {shard.name} has no column {name!r}; it has {metadata.column_names}"
+                raise KeyError(f"{self._first.path}: {told}")
             values += metadata[name].to_pylist()
         return values
 
-    def rows(self) -> int:
-        """Rows in all shards of the first modality, by the headers alone."""
-        name, folder = next(iter(self.folders.items()))
-        return sum(len(np.load(embedding_path(folder, name, s), mmap_mode="r")) for s in shard_names(folder, name))
+    def metadata(self) -> pa.Table:
+        """Of all rows, without reading embeddings; a column that a shard lacks is null there."""
+        return pa.concat_tables(map(read_metadata, self._first.shards), promote_options="default")
 
-    def _by_position(self) -> Iterator[tuple[dict[str, np.ndarray], pa.Table]]:
-        folder = next(iter(self.folders.values()))
-        first = self.modalities[0]
-        for shard in shard_names(folder, first):
-            embeddings = {name: read_embeddings(folder, name, shard) for name in self.folders}
-            metadata = read_metadata(folder, shard, len(embeddings[first]))
-            counts = {"metadata": metadata.num_rows, **{name: len(rows) for name, rows in embeddings.items()}}
-            if len(set(counts.values())) > 1:
-                told = ", ".join(f"{name} {count}" for name, count in counts.items())
-                raise ValueError(f"{folder}: shard {shard} has differing numbers of rows: {told}")
-            yield embeddings, metadata
+    def state(self) -> str:
+        """Hexadecimal digest of all files' names, sizes and times: another one where any of them was replaced."""
+        folders = [self._first, *self._others.values()]
+        files = [file for each in folders for shard in each.shards for file in (*shard.files.values(), shard.metadata)]
+        stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files if file is not None]
+        return hashlib.sha256(repr((self.modalities, stats)).encode()).hexdigest()
 
-    def _by_key(self) -> Iterator[tuple[dict[str, np.ndarray], pa.Table]]:
-        """The first modality's shards as they are; rows of the others found by key, wherever they lie."""
-        first, *others = self.modalities
-        places = {name: key_places(self.folders[name], name) for name in others}
-        for embeddings, metadata in self.select([first])._by_position():
-            keys = metadata_keys(metadata, self.folders[first])
-            for name in others:
-                embeddings[name] = rows_by_key(self.folders[name], name, keys, places[name])
-            yield embeddings, metadata
+    @functools.cached_property
+    def _first(self) -> Folder:
+        """The folder whose shards are counted, with all modalities where it is the only one."""
+        folder = self.folders[self.modalities[0]]
+        together = len(set(self.folders.values())) == 1
+        return self._read(folder, self.modalities if together else self.modalities[:1])
+
+    @functools.cached_property
+    def _others(self) -> dict[str, Folder]:
+        return {
+            name: self._read(self.folders[name], [name]) for name in self.modalities if name not in self._first.widths
+        }
+
+    @functools.cached_property
+    def _places(self) -> dict[str, np.ndarray]:
+        """{modality of another folder: (rows,) where each row's key stands there}."""
+        keys = self._first.keys()
+        return {name: matching_rows(keys, folder) for name, folder in self._others.items()}
+
+    def _read(self, folder: Path, modalities: Sequence[str]) -> Folder:
+        return read_folder(folder, {name: self.names.get(name, name) for name in modalities})
 
 
-def open_shards(source: Any) -> EmbeddingShards:
+def open_shards(source: Any, names: Mapping[str, str] | None = None, known: Sequence[str] = ()) -> EmbeddingShards:
     """The shards of a folder, or of {modality: folder} joined by key.
 
+    Args:
+        source: the folder or folders.
+        names: {modality: its name on disk} where that is another one: {"photo": "img"} reads img_emb.
+        known: the modalities that the caller knows. Where "image" is one of them, and a folder has no image_emb, its
+            img_emb is taken, as clip-retrieval calls it.
     Raises: FileNotFoundError where there are none; ValueError for folders of different models.
     """
+    names = dict(names or {})
     if not isinstance(source, Mapping):
         folder = Path(source)
-        names = sorted(path.name.removesuffix("_emb") for path in folder.glob("*_emb") if path.is_dir())
-        if not names:
+        found = sorted(path.name.removesuffix("_emb") for path in folder.glob("*_emb") if path.is_dir())
+        if not found:
             raise FileNotFoundError(f"{folder} holds no embedding shards (folders such as image_emb)")
-        source = dict.fromkeys(names, folder)
+        called = {name: disk_name(folder, name, names) for name in (*names, *(set(SHORT) & set(known)))}
+        called = {name: stem for name, stem in called.items() if name in names or stem in found}
+        called |= {stem: stem for stem in found if stem not in called.values()}
+        source = dict.fromkeys(sorted(called, key=called.__getitem__), folder)
     folders = {name: Path(folder) for name, folder in source.items()}
+    stems = {name: disk_name(folder, name, names) for name, folder in folders.items()}
     for name, folder in folders.items():
-        if not shard_names(folder, name):
-            raise FileNotFoundError(f"{folder} holds no shards of {name!r} ({name}_emb/{name}_emb_0000.npy)")
+        if not modality_files(folder, stems[name]):
+            raise FileNotFoundError(
+                f"{folder} holds no shards of {name!r} ({stems[name]}_emb/{stems[name]}_emb_0000.npy)"
+            )
+    return EmbeddingShards(folders, common_fingerprint(set(folders.values())), stems)
+
+
+def disk_name(folder: Path, name: str, names: Mapping[str, str]) -> str:
+    """What a modality is called in a folder: as the caller says, as it is, or in short where only that is there."""
+    short = SHORT.get(name, name)
+    only_short = (folder / f"{short}_emb").is_dir() and not (folder / f"{name}_emb").is_dir()
+    return names.get(name, short if only_short else name)
+
+
+def common_fingerprint(folders: Iterable[Path]) -> str | None:
+    """Of the model that made all of these; None where no manifest says. ValueError where they differ."""
     prints = {}
-    for folder in set(folders.values()):
+    for folder in folders:
         if (folder / MANIFEST).is_file():
             manifest = read_manifest(folder)
             if not manifest["complete"]:
@@ -174,7 +251,7 @@ def open_shards(source: Any) -> EmbeddingShards:
             prints[folder] = manifest["run"].get("fingerprint")
     if len(set(prints.values())) > 1:
         raise ValueError(f"these folders were made by different models: {sorted(map(str, prints))}")
-    return EmbeddingShards(folders, next(iter(prints.values()), None))
+    return next(iter(prints.values()), None)
 
 
 def verify_shards(folder: str | Path) -> int:
@@ -194,65 +271,3 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if content.get("format_version") != FORMAT_VERSION or "shards" not in content:
         raise ValueError(f"{folder / MANIFEST} is not of embedding shards in format version {FORMAT_VERSION}")
     return content
-
-
-def embedding_path(folder: Path, modality: str, shard: str) -> Path:
-    return folder / f"{modality}_emb" / f"{modality}_emb_{shard}.npy"
-
-
-def metadata_path(folder: Path, shard: str) -> Path:
-    return folder / "metadata" / f"metadata_{shard}.parquet"
-
-
-def shard_names(folder: Path, modality: str) -> list[str]:
-    """The shards' numbers as they are written, in numeric order: 0, 1, 2, 10 also without zero padding."""
-    pattern = re.compile(re.escape(f"{modality}_emb_") + r"(\d+)\.npy")
-    found = [match[1] for path in (folder / f"{modality}_emb").glob("*.npy") if (match := pattern.fullmatch(path.name))]
-    return sorted(found, key=int)
-
-
-def read_embeddings(folder: Path, modality: str, shard: str) -> np.ndarray:
-    """One shard of one modality as float32."""
-    path = embedding_path(folder, modality, shard)
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder}: shard {shard} lacks {modality} ({path.name})")
-    rows = np.load(path, allow_pickle=False)
-    if rows.ndim != 2:
-        raise ValueError(f"{path}: expected (rows, d), got {rows.shape}")
-    return rows.astype(np.float32, copy=False)
-
-
-def read_metadata(folder: Path, shard: str, rows: int) -> pa.Table:
-    """One shard's metadata; without a file, as many empty rows."""
-    path = metadata_path(folder, shard)
-    return pq.read_table(path) if path.is_file() else pa.table({"row": pa.array(range(rows))}).select([])
-
-
-def metadata_keys(metadata: pa.Table, folder: Path) -> list[Any]:
-    """The `key` column; ValueError where there is none to join by."""
-    if KEY not in metadata.column_names:
-        raise ValueError(f"{folder}: its metadata has no {KEY!r} column to join modalities of different folders by")
-    return metadata[KEY].to_pylist()
-
-
-def key_places(folder: Path, modality: str) -> dict[Any, tuple[str, int]]:
-    """{key: (shard, row)} of a folder; ValueError for a key that stands twice."""
-    places: dict[Any, tuple[str, int]] = {}
-    for shard in shard_names(folder, modality):
-        count = len(np.load(embedding_path(folder, modality, shard), mmap_mode="r"))
-        for row, key in enumerate(metadata_keys(read_metadata(folder, shard, count), folder)):
-            if key in places:
-                raise ValueError(f"{folder}: key {key!r} stands twice, in shards {places[key][0]} and {shard}")
-            places[key] = (shard, row)
-    return places
-
-
-def rows_by_key(folder: Path, modality: str, keys: list[Any], places: dict[Any, tuple[str, int]]) -> np.ndarray:
-    """(len(keys), d): the rows of these keys. KeyError for one that is missing."""
-    lost = [key for key in keys if key not in places]
-    if lost:
-        raise KeyError(f"{folder} has no {modality} row of key {lost[0]!r} ({len(lost)} of {len(keys)} missing)")
-    parts: dict[str, np.ndarray] = {}
-    for shard in {places[key][0] for key in keys}:
-        parts[shard] = read_embeddings(folder, modality, shard)
-    return np.stack([parts[places[key][0]][places[key][1]] for key in keys])

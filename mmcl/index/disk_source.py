@@ -67,6 +67,15 @@ class Vectors:
                 rows = chosen[begin : min(begin + self.step, last)] - start
                 yield self._read(shard, rows, len(rows), start)
 
+    def first_rows(self) -> Rows:
+        """(shards that are not empty, width)."""
+        found = [
+            self._read(shard, slice(0, 1), 1, start)
+            for shard, start in zip(self.shards, self.starts, strict=False)
+            if shard.rows
+        ]
+        return np.concatenate([np.empty((0, self.width), np.float32), *found])
+
     def _read(self, shard: ShardBlocks, rows: Any, count: int, row: int) -> Rows:
         found = shard.read(rows)
         if found.shape != (count, self.width):

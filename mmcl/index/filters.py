@@ -38,7 +38,6 @@ PARTS = {
     "WINDOW": "window functions are refused: a condition is tested on one row at a time",
     "STAR": "* stands for several columns; name each one",
     "POSITIONAL_REFERENCE": "name the column in place of its number",
-    "DEFAULT": "DEFAULT is no value of a row",
 }
 """Why parts of DuckDB's syntax tree have no place in a condition on single rows."""
 KINDS = {
@@ -120,11 +119,16 @@ def matching(source: pa.Table | Path, where: Any, ids: Any = None) -> Bool[np.nd
 def scanned(source: pa.Table | Path, used: Sequence[str], ids: Any) -> pa.Table | pa.RecordBatchReader:
     """What DuckDB reads: those columns, `ids` among them."""
     if isinstance(source, pa.Table):
-        return pa.table({name: ids if name == ID and ids is not None else source[name] for name in used})
-    file = pq.ParquetFile(source)
-    schema = pa.schema([file.schema_arrow.field(name) for name in used])
-    batches = (batch.select(used) for batch in file.iter_batches(columns=used))
-    return pa.RecordBatchReader.from_batches(schema, batches)
+        rows = pa.table({name: ids if name == ID and ids is not None else source[name] for name in used})
+    else:
+        file = pq.ParquetFile(source)
+        schema = pa.schema([file.schema_arrow.field(name) for name in used])
+        batches = (batch.select(used) for batch in file.iter_batches(columns=used))
+        rows = pa.RecordBatchReader.from_batches(schema, batches)
+    for field in rows.schema:
+        if pa.types.is_float16(field.type) or pa.types.is_decimal256(field.type):
+            raise ValueError(f"DuckDB reads no {field.type}, as metadata column {field.name!r} is; cast it")
+    return rows
 
 
 def evaluated(
@@ -156,9 +160,7 @@ def statement(expression: str, rows: bool = True) -> str:
 def parsed(expression: str, names: Iterable[str]) -> dict[str, Any]:
     """The expression as DuckDB's syntax tree.
 
-    Args:
-        expression: over columns of these names.
-    Raises: ValueError where it is no single expression, or no condition on single rows.
+    Raises: ValueError where it is no single expression, or no condition on single rows with columns of these names.
     """
     try:
         bare, inside = syntax(f'SELECT 1 FROM "{VIEW}" WHERE {expression}\n'), syntax(statement(expression))
@@ -167,8 +169,7 @@ def parsed(expression: str, names: Iterable[str]) -> dict[str, Any]:
     if bare["error"]:
         raise ValueError(f"{shown(expression)}: {' '.join(bare['error_message'].split())}")
     if inside["error"]:
-        told = "must be one condition, without ';' and clauses such as ORDER BY"
-        raise ValueError(f"{shown(expression)} {told}")
+        raise ValueError(f"{shown(expression)} must be one condition, without ';' and clauses such as ORDER BY")
     (condition,) = inside["statements"][0]["node"]["select_list"]
     if told := refusal(condition, {folded(name) for name in names}):
         raise ValueError(f"{shown(expression)}: {told}")

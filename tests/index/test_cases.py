@@ -1,0 +1,285 @@
+"""Inputs that have broken indexes elsewhere, one test each; those that have a test beside it are listed here.
+
+The metric is L2 for one type, or after loading   test_factories.py: test_longer_vector_wins_for_every_type_also_after_load
+An empty index and 25 queries                     test_factories.py: test_empty_index_answers_with_padding
+k beyond the items, and k = 4096                  test_search_inputs.py: test_any_k_is_filled_as_far_as_items_go
+k = 0                                             test_search_inputs.py: test_senseless_k_is_refused
+nprobe too small to fill k                        test_factories.py: test_probing_too_few_lists_is_made_up_for
+A query of one dimension                          test_search_inputs.py: test_single_vector_is_one_query
+The wrong width                                   test_search_inputs.py: test_wrong_shapes_are_named
+Lists, other precisions and layouts, built        test_search_inputs.py: test_every_layout_gives_the_answer_of_float32
+Whole numbers                                     test_search_inputs.py: test_integers_are_numbers
+NaN, inf and zeros, built or asked                test_search_inputs.py: test_bad_rows_are_named_by_modality_and_row
+Half precision overflows                          test_factories.py: test_values_beyond_float16_are_refused_with_their_row
+  and as items are added                          test_life.py: test_values_beyond_float16_are_refused_as_they_are_added
+Scalar quantisers clip what is added              test_life.py: test_added_values_beyond_a_quantiser_s_range_are_not_clipped
+Ids below 0, too large, twice, of two kinds       test_items.py: test_bad_ids_are_refused_by_name
+  and as items are added                          test_life.py: test_refused_changes_change_nothing
+Ids that are strings                              test_life.py: test_string_ids_live_as_integers_do
+An id removed and added again                     test_life.py: test_an_id_added_again_is_the_new_item_only
+Searched one by one and all at once               test_search_inputs.py: test_batched_and_single_queries_agree
+The 10 nearest of 60 deleted, then k = 1          test_life.py: test_delete_the_ten_nearest_of_sixty_then_ask_for_one
+Deleting from graphs and codes; all, then adding  test_life.py: test_every_item_once_and_no_other_through_a_whole_life
+Too few items to train on                         test_factories.py: test_too_few_training_rows_are_refused_with_both_numbers
+A width that no sub-quantiser divides             test_factories.py: test_width_is_padded_to_what_the_type_needs
+A save killed half-way                            test_kills.py: test_fifty_kills_lose_nothing
+A full disk                                       test_kills.py: test_a_full_disk_is_an_error_and_the_old_version_stays
+A file cut short, or with junk behind it          test_store.py: test_short_and_long_files_are_refused_by_name
+A flipped bit                                     test_store.py: test_flipped_byte_is_refused_by_file_name
+Spaces and other alphabets in names; moved        test_store.py: test_any_folder_name_works_and_the_folder_may_move
+Saved on a GPU, loaded without one                test_devices.py: test_saved_with_gpus_and_loaded_without
+Two writers at once                               test_kills.py: test_two_processes_write_and_a_third_reads
+  of which one would undo the other's work        test_life.py: test_a_writer_does_not_overwrite_what_another_stored
+A reader while a writer saves                     test_store.py: test_readers_see_whole_versions_while_writers_write
+Searching while adding                            test_life.py: test_every_answer_is_of_one_version_while_another_thread_writes
+"""
+
+import datetime
+import re
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from mmcl.index import TupleIndex, local
+from mmcl.scores import SumOfPairs
+
+STORED = ("image", "audio")
+HERE = Path(__file__).parent
+
+
+def take(items, rows):
+    return {name: items[name][rows] for name in STORED}
+
+
+def test_every_case_listed_above_has_its_test():
+    listed = re.findall(r"(test_\w+\.py): (test_\w+)\n", __doc__)
+    assert len(listed) == sum("test_" in line for line in __doc__.splitlines())
+    for file, name in listed:
+        assert f"def {name}(" in (HERE / file).read_text(), name
+
+
+@pytest.fixture
+def layouts(tmp_path):
+    """layouts(rows): {name: the same numbers as something else}."""
+
+    def make(rows):
+        np.save(tmp_path / "rows.npy", rows)
+        wide = np.zeros((2 * len(rows), 3 * rows.shape[1]), rows.dtype)
+        wide[::2, ::3] = rows
+        return {
+            "list": rows.tolist(),
+            "float64": rows.astype(np.float64),
+            "float16": rows.astype(np.float16),
+            "whole numbers": np.int16(8 * rows),
+            "strided": wide[::2, ::3],
+            "fortran": np.asfortranarray(rows),
+            "read-only memory map": np.load(tmp_path / "rows.npy", mmap_mode="r"),
+            "tensor": torch.from_numpy(rows.copy()),
+        }
+
+    return make
+
+
+@pytest.mark.parametrize("change", ["add", "upsert"])
+def test_lists_and_other_precisions_and_layouts_are_added(change, layouts, make_score, items, queries):
+    score = make_score("sum_of_pairs", 3, 16)
+    image, audio = (np.round(8 * rows[:40]) / 8 + 0.125 for rows in (items["image"], items["audio"]))
+    for name, given in layouts(image).items():
+        index = TupleIndex.build(score, {"image": items["image"][:5], "audio": audio[:5]})
+        true = 8 * image if name == "whole numbers" else image
+        getattr(index, change)({"image": given, "audio": audio}, ids=range(5, 45))
+        expected = score.item_vectors({"image": true, "audio": audio}).detach().numpy()
+        np.testing.assert_array_equal(index.vectors(range(5, 45)), expected, err_msg=name)
+
+
+@pytest.mark.parametrize("change", ["add", "upsert"])
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda rows: np.where(np.arange(16) == 3, np.inf, rows), "audio: row 0 holds an infinite value"),
+        (lambda rows: rows * [[1], [0], [1]], "audio: row 1 holds only zeros"),
+        (lambda rows: rows[:, :15], r"audio.*16 columns.*\(3, 15\)"),
+        (lambda rows: rows[0], "image has 3, audio has 16"),
+        (lambda rows: rows[:2], "image has 3, audio has 2"),
+    ],
+)
+def test_bad_rows_are_not_added(change, spoil, told, build, items):
+    index = build(rows=20)
+    with pytest.raises(ValueError, match=told):
+        getattr(index, change)({"image": items["image"][:3], "audio": spoil(items["audio"][:3])}, ids=[20, 21, 22])
+    assert len(index) == 20
+
+
+def test_nothing_may_be_added_also_after_loading(build, items, tmp_path):
+    index = build(rows=20, metadata={"year": [2000] * 20})
+    index.save(tmp_path / "index")
+    for each in (index, TupleIndex.load(tmp_path / "index"), TupleIndex.load(tmp_path / "index", memory_map=True)):
+        each.add(take(items, slice(0, 0)))
+        each.upsert(take(items, slice(0, 0)), ids=[], metadata={"year": []})
+        each.remove([])
+        assert each.get([]) == []
+        assert each.vectors([]).shape == (0, each.info()["width"])
+        assert len(each) == 20
+
+
+@pytest.mark.parametrize("factory", ["SQ8", "IVF4,SQ8", "HNSW16,SQ8", "SQ4"])
+def test_the_one_long_vector_among_many_is_not_clipped(factory, unit_rows):
+    rows = unit_rows(300, 16).numpy()
+    rows[211] *= 50
+    index = TupleIndex.build(SumOfPairs(("a", "b"), 16, temperature=1.0), {"a": rows}, factory=factory)
+    step = np.ptp(rows) / (15 if factory == "SQ4" else 255)
+    np.testing.assert_allclose(index.vectors(range(300))[:, :16], rows, atol=1.01 * step)
+    assert index.search({"b": rows[211]}, k=1).ids.tolist() == [[211]]
+
+
+def test_ids_up_to_the_largest_are_exact(build, items, tmp_path):
+    """A float64 on the way would round them."""
+    ids = [2**53 + 1, 2**63 - 1, 2**53, 0, 2**62 + 1]
+    index = build(rows=5, ids=np.array(ids, np.uint64))
+    index.remove(2**53)
+    index.add(take(items, [7]), ids=[2**53 - 1])
+    index.save(tmp_path / "index")
+    there = [2**53 + 1, 2**63 - 1, 0, 2**62 + 1, 2**53 - 1]
+    for each in (index, TupleIndex.load(tmp_path / "index")):
+        assert each.ids().tolist() == there
+        assert [key in each for key in (2**53, 2**63, 2**64, -1, 0, 2**62)] == [False] * 4 + [True, False]
+        with pytest.raises(KeyError, match=str(2**63)):
+            each.remove(2**63)
+
+
+def test_the_order_of_items_is_that_of_storing_also_after_loading(build, items, queries, tmp_path):
+    """Of ids that are in no order, and with equal scores among them."""
+    index = build(rows=1, ids=[70])
+    for key in (3, 50, 8, 61, 40):
+        index.add(take(items, [0]), ids=[key])
+    index.remove(50)
+    for _ in range(2):
+        index.save(tmp_path / "index")
+        loaded = TupleIndex.load(tmp_path / "index")
+        for each in (index, loaded):
+            assert each.ids().tolist() == [70, 3, 8, 61, 40]
+        hits, again = (each.search({"text": queries}, k=6) for each in (index, loaded))
+        np.testing.assert_array_equal(hits.ids, again.ids)
+        assert [sorted(row) for row in hits.ids.tolist()] == [[-1, 3, 8, 40, 61, 70]] * 25
+        index.compact()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_one_id_and_several_mean_the_same(named, build):
+    ids = [f"item {i}" for i in range(9)] if named else list(range(9))
+    index = build(rows=9, ids=ids, metadata={"row": list(range(9))})
+    assert index.get(ids[4]) == {"row": 4}
+    assert index.get([ids[4]]) == [{"row": 4}]
+    for several in ([ids[7], ids[2], ids[7]], (ids[7], ids[2], ids[7]), np.array([ids[7], ids[2], ids[7]])):
+        assert index.get(several) == [{"row": 7}, {"row": 2}, {"row": 7}]
+    np.testing.assert_array_equal(index.vectors(ids[3]), index.vectors(ids)[3:4])
+    index.remove([ids[1], ids[1]])
+    index.remove(ids[5])
+    assert [key in index for key in ids] == [True, False, True, True, True, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{3, 1}, iter([3, 1]), {3: 0, 1: 0}.keys(), pa.array([3, 1]), torch.tensor([3, 1]), range(1, 4, 2)],
+    ids=["set", "iterator", "keys", "arrow", "tensor", "range"],
+)
+def test_several_ids_may_be_in_any_collection(given, build):
+    index = build(rows=9)
+    index.remove(given)
+    assert index.ids().tolist() == [0, 2, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("given", [np.int64(3), np.array(3), torch.tensor(3)], ids=["scalar", "array", "tensor"])
+def test_a_number_that_is_wrapped_is_one_id(given, build):
+    index = build(rows=9, metadata={"row": list(range(9))})
+    assert index.get(given) == {"row": 3}
+    index.remove(given)
+    assert len(index) == 8
+
+
+@pytest.mark.parametrize("name", ["a:b", "s3:index", "file:x", "~", "year=2020", "100%", "new\nline", "*", "색인 ü"])
+def test_any_relative_name_is_a_folder_here(name, build, items, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    index = build(rows=20, metadata={"row": list(range(20))})
+    index.add(take(items, [20]), metadata={"row": [20]})
+    index.save(name)
+    loaded = TupleIndex.load(Path(name))
+    assert loaded.get([3, 20]) == [{"row": 3}, {"row": 20}]
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir("below")
+    loaded.verify()
+    assert len(TupleIndex.load(Path("..") / name)) == 21
+
+
+def test_another_writer_s_items_are_not_lost_under_another_name_of_the_folder(build, items, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build(rows=10).save("index")
+    (tmp_path / "link").symlink_to("index")
+    names = ["index", tmp_path / "index", Path("link"), tmp_path / "below" / ".." / "index"]
+    (tmp_path / "below").mkdir()
+    for turn, name in enumerate(names):
+        one, other = TupleIndex.load("index"), TupleIndex.load("index")
+        one.add(take(items, [20]), ids=[100 + turn])
+        one.save("index")
+        other.add(take(items, [21]), ids=[200 + turn])
+        with pytest.raises(ValueError, match="another writer"):
+            other.save(name)
+        assert len(TupleIndex.load("index")) == 11 + turn
+
+
+def test_a_damaged_file_is_not_saved_on(build, items, tmp_path):
+    """What did not change is linked from the version before, unless that has been cut short since."""
+    index = build(rows=20)
+    index.save(tmp_path / "index")
+    (file,) = (tmp_path / "index").glob("*/index.faiss")
+    file.write_bytes(file.read_bytes()[:-100])
+    index.add(take(items, [30]))
+    index.save(tmp_path / "index")
+    loaded = TupleIndex.load(tmp_path / "index")
+    assert loaded.ids().tolist() == list(range(21))
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW16", "SQ8", "IVF4,PQ4x4,RFlat"])
+def test_a_memory_mapped_file_replaced_under_a_reader(factory, build, items, queries, tmp_path):
+    build(rows=300, factory=factory, metadata={"row": list(range(300))}).save(tmp_path / "index")
+    reader = TupleIndex.load(tmp_path / "index", memory_map=True)
+    before = build(rows=300, factory=factory).search({"text": queries}, k=300)
+    for rows in (500, 40):
+        build(rows=rows, factory=factory).save(tmp_path / "index")
+        hits = reader.search({"text": queries}, k=300)
+        np.testing.assert_array_equal(hits.ids, before.ids)
+        np.testing.assert_array_equal(hits.scores, before.scores)
+        assert hits.metadata[3][7] == {"row": hits.ids[3, 7]}
+    reader.remove(5)
+    reader.add(take(items, [300]), metadata={"row": [300]})
+    reader.save(tmp_path / "kept")
+    assert TupleIndex.load(tmp_path / "kept").ids().tolist() == [*range(5), *range(6, 301)]
+    with pytest.raises(ValueError, match="another writer"):
+        reader.save(tmp_path / "index")
+
+
+def test_items_whose_score_is_beyond_float32_repeat_no_other(build, make_score, unit_rows):
+    """FAISS leaves out what scores minus infinity; nothing may stand in its place."""
+    rows = unit_rows(40, 8).numpy()
+    rows[[7, 9], 0] = -1e19, 1e19
+    score = SumOfPairs(("a", "b"), 8, temperature=0.05)
+    for factory in ("Flat", "HNSW8", "SQ8"):
+        index = TupleIndex.build(score, {"a": rows[:20]}, factory=factory)
+        index.add({"a": rows[20:]})
+        index.add({"a": rows[7:8]})
+        index.remove([3, 30])
+        hits = index.search({"b": [1e19, 1, 1, 1, 1, 1, 1, 1]}, k=41)
+        ids = hits.ids[0, : hits.counts[0]].tolist()
+        assert len(set(ids)) == len(ids) and 3 not in ids and 30 not in ids
+        assert ids[0] == 9
+
+
+def test_metadata_values_that_grow_a_type_are_kept(build, items):
+    index = build(rows=2, metadata={"tags": [["new"], []], "more": [[], []]})
+    index.add(take(items, [5]), metadata={"tags": [[]], "more": [["x"]]})
+    assert index.get([0, 2]) == [{"tags": ["new"], "more": []}, {"tags": [], "more": ["x"]}]

@@ -1,0 +1,293 @@
+"""Random histories of an index, each step checked against a dictionary and brute force in float64."""
+
+import importlib.util
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings, strategies
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from mmcl.index import TupleIndex, local
+
+ALL_LISTS, ALL_CODES, ALL_NODES = {"nprobe": 4}, {"k_factor": 1e6}, {"efSearch": 10_000}
+FACTORIES = {
+    "Flat": {},
+    "IVF4,Flat": ALL_LISTS,
+    "IVF4,PQ4x4,RFlat": ALL_LISTS | ALL_CODES,
+    "MIPS,IVF4,Flat": ALL_LISTS,
+    "HNSW8": ALL_NODES,
+    "MIPS,HNSW8": ALL_NODES,
+    "SQ8": {},
+}
+"""What makes each of them look at every item."""
+FINDS_THE_BEST = {"Flat", "IVF4,Flat", "IVF4,PQ4x4,RFlat", "MIPS,IVF4,Flat"}
+"""Graphs may end in a local optimum at any effort."""
+ESTIMATES = {"SQ8"}
+STARTS_EMPTY = {"Flat", "HNSW8", "MIPS,HNSW8"}
+NIGHTLY_HISTORIES, NIGHTLY_STEPS = 1000, 30
+STORED, POOL, DIM, TRAINED_ON = ("image", "audio"), 160, 8, 24
+FEW = strategies.lists(strategies.integers(0, POOL - 1), max_size=12)
+YEARS = range(1990, 2010)
+WITH_FILTERS = importlib.util.find_spec("mmcl.index.filters") is not None
+
+
+def metadata_of(number, year):
+    """What an item carries: from `number` one can tell which embeddings it has."""
+    return {"number": number, "year": year if year % 7 else None, "name": f"항목 {number}"}
+
+
+def columns(rows):
+    return {name: [row[name] for row in rows] for name in ("number", "year", "name")}
+
+
+class Pool:
+    """Embeddings to draw items from, and the scores of all of them with all queries."""
+
+    def __init__(self, score, rows, queries, brute_force, tolerance):
+        # lengths differ by more than a factor of 10: by L2 or cosine the ranking would be another
+        lengths = np.geomspace(0.2, 3, POOL)[:, None]
+        self.score = score
+        self.rows = {name: np.float32(rows[name] * np.random.default_rng(0).permutation(lengths)) for name in STORED}
+        self.queries = {"text": queries}
+        self.scores = brute_force(score, self.rows, self.queries)
+        self.bounds = tolerance(score, self.rows, self.queries)
+
+    def items(self, numbers):
+        return {name: rows[numbers] for name, rows in self.rows.items()}
+
+
+class History(RuleBasedStateMachine):
+    """The model is a dictionary {id: metadata}; metadata tells the number of the item's embeddings in the pool."""
+
+    pool: Pool
+    factory: str
+    ended = 0
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="mmcl-history-"))
+        self.model, self.saved, self.hits = {}, {}, []
+        self.next_id = 0
+        """The least integer above all ids so far."""
+
+    def teardown(self):
+        shutil.rmtree(self.folder)
+        type(self).ended += 1
+
+    @initialize(named=strategies.booleans(), count=strategies.integers(0, 40), year=strategies.sampled_from(YEARS))
+    def build(self, named, count, year):
+        self.named = named
+        least = int(named) if self.factory in STARTS_EMPTY else TRAINED_ON
+        numbers = list(range(least + count))
+        ids = [self.key(number) for number in numbers] if named else None
+        rows = [metadata_of(number, year) for number in numbers]
+        items = self.pool.items(numbers)
+        self.index = TupleIndex.build(self.pool.score, items, ids, columns(rows), factory=self.factory)
+        self.model = {self.key(number): row for number, row in zip(numbers, rows)}
+        self.next_id = 0 if named else len(numbers)
+        self.check()
+
+    @rule(numbers=FEW, year=strategies.sampled_from(YEARS), automatic=strategies.booleans())
+    def add(self, numbers, year, automatic):
+        """Also ids that were there once."""
+        automatic = automatic and not self.named
+        if automatic:
+            keys = list(range(self.next_id, self.next_id + len(numbers)))
+        else:
+            numbers = [number for number in dict.fromkeys(numbers) if self.key(number) not in self.model]
+            keys = [self.key(number) for number in numbers]
+        rows = [metadata_of(number, year) for number in numbers]
+        self.index.add(self.pool.items(numbers), None if automatic else keys, columns(rows))
+        self.store(keys, rows)
+        self.check()
+
+    @rule(numbers=FEW, shift=strategies.integers(0, 3), year=strategies.sampled_from(YEARS))
+    def upsert(self, numbers, shift, year):
+        """Known ids get other embeddings, unknown ones come in."""
+        numbers = list(dict.fromkeys(numbers))
+        keys = [self.key(number) for number in numbers]
+        rows = [metadata_of((number + shift) % POOL, year) for number in numbers]
+        self.index.upsert(self.pool.items([row["number"] for row in rows]), keys, columns(rows))
+        self.store(keys, rows)
+        self.check()
+
+    @precondition(lambda self: self.model)
+    @rule(data=strategies.data())
+    def remove(self, data):
+        keys = data.draw(strategies.lists(strategies.sampled_from(list(self.model)), min_size=1, max_size=20))
+        self.index.remove(keys if len(keys) > 1 else keys[0])
+        for key in set(keys):
+            del self.model[key]
+        self.check()
+
+    @rule()
+    def remove_all(self):
+        self.index.remove(list(self.model))
+        self.model.clear()
+        self.check()
+
+    @rule(number=strategies.integers(0, POOL - 1))
+    def refused(self, number):
+        """What fails changes nothing."""
+        new = self.key(POOL + 1000)
+        if self.model:
+            known = next(iter(self.model))
+            with pytest.raises(ValueError, match="upsert replaces it"):
+                self.index.add(self.pool.items([number, number]), [new, known])
+            with pytest.raises(KeyError):
+                self.index.remove([known, new])
+            wrong = {"number": ["text", "text"]}
+            with pytest.raises(ValueError, match="'number' holds int64"):
+                self.index.upsert(self.pool.items([number, number]), [known, new], wrong)
+        with pytest.raises(KeyError):
+            self.index.get([new])
+        with pytest.raises(ValueError, match="row 1 holds only zeros"):
+            self.index.add({name: rows * [[1], [0]] for name, rows in self.pool.items([number, number]).items()})
+        assert new not in self.index
+        self.check()
+
+    @rule()
+    def compact(self):
+        self.index.compact()
+        self.check()
+
+    @rule(elsewhere=strategies.booleans())
+    def save(self, elsewhere):
+        name = "elsewhere" if elsewhere else "index"
+        self.index.save(self.folder / name, replace=True)
+        self.saved[name] = (dict(self.model), self.next_id)
+        self.index.verify()
+        assert len([entry for entry in (self.folder / name).iterdir() if entry.is_dir()]) == 1
+
+    @precondition(lambda self: self.saved)
+    @rule(data=strategies.data(), memory_map=strategies.booleans())
+    def load(self, data, memory_map):
+        name = data.draw(strategies.sampled_from(sorted(self.saved)))
+        self.index = TupleIndex.load(self.folder / name, memory_map=memory_map)
+        model, self.next_id = self.saved[name]
+        self.model = dict(model)
+        self.check()
+
+    @rule(k=strategies.integers(1, 12), query=strategies.integers(0, 5))
+    def search_with_little_effort(self, k, query):
+        """Fewer lists, codes or nodes may miss items, and never return wrong or repeated ones."""
+        self.check_hits(self.index.search(self.queries(query), k=k), k, query, set(self.model), whole=False)
+
+    @precondition(lambda self: WITH_FILTERS)
+    @rule(k=strategies.integers(1, 200), query=strategies.integers(0, 5), year=strategies.sampled_from(YEARS))
+    def search_filtered(self, k, query, year):
+        for where, meets in (
+            (("year >= ?", [year]), lambda row: row["year"] is not None and row["year"] >= year),
+            (f"year < {year} or year is null", lambda row: row["year"] is None or row["year"] < year),
+            ("name = '항목 7'", lambda row: row["number"] == 7),
+        ):
+            there = {key for key, row in self.model.items() if meets(row)}
+            hits = self.index.search(self.queries(query), k=k, where=where, **FACTORIES[self.factory])
+            self.check_hits(hits, k, query, there, whole=True)
+
+    @rule(query=strategies.integers(0, 5))
+    def keep_an_answer(self, query):
+        """Its metadata is looked up at the end of the history, whatever has happened to the items since."""
+        self.hits.append((self.index.search(self.queries(query), k=9), dict(self.model)))
+
+    @precondition(lambda self: self.hits)
+    @rule()
+    def look_up_kept_answers(self):
+        for hits, model in self.hits:
+            assert [[model[key] for key, _, _ in row] for row in hits] == hits.metadata
+        self.hits.clear()
+
+    def key(self, number):
+        return f"항목 {number}" if self.named else number
+
+    def queries(self, query):
+        return {"text": self.pool.queries["text"][query]}
+
+    def store(self, keys, rows):
+        self.model.update(zip(keys, rows))
+        if not self.named:
+            self.next_id = max([self.next_id, *(key + 1 for key in keys)])
+
+    def check(self):
+        """Everything that is asked of an index at any moment."""
+        index, model = self.index, self.model
+        assert len(index) == len(model)
+        assert set(index.ids().tolist()) == set(model) and len(index.ids()) == len(model)
+        assert index.get(list(model)) == list(model.values())
+        assert [index.get(key) for key in list(model)[:3]] == list(model.values())[:3]
+        assert all((self.key(number) in index) == (self.key(number) in model) for number in range(0, POOL, 9))
+        for k, query in ((len(model) + 3, 0), (5, 1), (1, 2)):
+            hits = index.search(self.queries(query), k=k, **FACTORIES[self.factory])
+            self.check_hits(hits, k, query, set(model), whole=True)
+        if model:
+            self.check_vectors()
+
+    def check_vectors(self):
+        keys = list(self.model)[::-3]
+        true = self.pool.score.item_vectors(self.pool.items([self.model[key]["number"] for key in keys]))
+        close = 0.05 if self.factory in ESTIMATES else 1e-6
+        np.testing.assert_allclose(self.index.vectors(keys), true.detach().numpy(), rtol=1e-6, atol=close)
+
+    def check_hits(self, hits, k, query, there, whole):
+        """Ids, order, scores and metadata of one query's hits; `there`: the ids that may be found.
+
+        whole: whether every item was looked at, so that as many as there are come back.
+        """
+        count = min(k, len(there))
+        assert hits.counts.tolist() == [count]
+        assert hits.ids.shape == hits.scores.shape == (1, k)
+        ids, scores = hits.ids[0, :count].tolist(), hits.scores[0, :count]
+        assert len(set(ids)) == count and set(ids) <= there
+        assert (hits.ids[0, count:] == ("" if self.named else -1)).all()
+        assert (hits.scores[0, count:] == -np.inf).all()
+        assert (np.diff(scores) <= 0).all()
+        assert hits.metadata == [[self.model[key] for key in ids]]
+        assert [(key, row) for key, _, row in next(iter(hits))] == [(key, self.model[key]) for key in ids]
+        found = [self.model[key]["number"] for key in ids]
+        true, bound = self.pool.scores[query], self.pool.bounds[query]
+        assert hits.exact is (self.factory not in ESTIMATES)
+        slack = 0.05 * np.abs(true).max() if self.factory in ESTIMATES else bound[found]
+        assert (np.abs(scores - true[found]) <= slack).all()
+        if whole and self.factory in FINDS_THE_BEST:
+            best = sorted((true[self.model[key]["number"]] for key in there), reverse=True)[:count]
+            assert (np.abs(true[found] - best) <= 2 * bound.max()).all()  # the very items, but for ties
+
+
+@pytest.fixture(scope="module")
+def pool(make_score, unit_embeddings, unit_rows, brute_force, tolerance):
+    rows = {name: values.numpy() for name, values in unit_embeddings(2, POOL, DIM, seed=5).items()}
+    queries = unit_rows(6, DIM, seed=6).numpy()
+    return Pool(make_score("pairs_and_hadamard", 3, DIM), rows, queries, brute_force, tolerance)
+
+
+def run_histories(factory, pool, monkeypatch, histories, steps):
+    """Number of histories that ran."""
+    monkeypatch.setattr(local, "FOLD_ROWS", 8)
+    machine = type("HistoryOf" + factory, (History,), {"pool": pool, "factory": factory, "ended": 0})
+    chosen = settings(
+        max_examples=histories,
+        stateful_step_count=steps,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine, settings=chosen)
+    return machine.ended
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_short_histories_agree_with_a_dictionary(factory, pool, monkeypatch):
+    assert run_histories(factory, pool, monkeypatch, histories=20, steps=10) >= 20
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_thousand_histories_agree_with_a_dictionary(factory, pool, monkeypatch, capsys):
+    share = -(-NIGHTLY_HISTORIES // len(FACTORIES))
+    count = run_histories(factory, pool, monkeypatch, histories=share, steps=NIGHTLY_STEPS)
+    with capsys.disabled():
+        print(f"\n{factory}: {count} histories of up to {NIGHTLY_STEPS} steps")
+    assert count >= share
