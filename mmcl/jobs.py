@@ -11,7 +11,7 @@ from mmcl.data import load_data, modality_columns, named_labels
 from mmcl.encoders import ENCODERS
 from mmcl.model import MultimodalModel
 from mmcl.recipes import IndexRecipe, TrainRecipe, beside, read_recipe, source_beside
-from mmcl.scores import SCORES, load_score
+from mmcl.scores import SCORES, Score, load_score
 from mmcl.shards import MANIFEST, EmbeddingShards, open_shards, verify_shards
 from mmcl.tables import lookup
 from mmcl.training import FitResult, fit
@@ -111,11 +111,12 @@ def index_job(recipe: str | Path, out: str | None = None, progress: bool = True)
     folder = beside(recipe, plan.embeddings)
     if (Path(folder) / MANIFEST).is_file():
         verify_shards(folder)
-    shards = open_shards(folder)
+    score = source if isinstance(source, Score) else source.score
+    shards = open_shards(folder, known=score.modalities)
     ids = None if plan.ids is None else shards.column(plan.ids)
     target = Path(out or index_folder(recipe, plan))
     options: dict[str, Any] = {"ids": ids, "modalities": plan.modalities, "device": plan.device}
-    options |= {"bank": None if plan.bank is None else random_queries(shards, plan)}
+    options |= {"bank": None if plan.bank is None else bank_of(shards, plan)}
     options |= {"factory": plan.factory, "memory_budget": plan.memory_budget, "recall_target": plan.recall_target}
     if plan.backend == "faiss":
         return TupleIndex.build(source, folder, **options, out=target, progress=progress)
@@ -126,15 +127,34 @@ def index_job(recipe: str | Path, out: str | None = None, progress: bool = True)
     return index
 
 
-def random_queries(shards: EmbeddingShards, plan: IndexRecipe) -> dict[str, np.ndarray]:
+def tune_job(
+    path: Path, queries: Path, modalities: list[str], items: Path | None, k: int, target: float, count: int, out: Any
+) -> tuple[Any, list[Path]]:
+    """Tune an index on disk with queries from embedding shards; returns the result and the files of its curve."""
+    from mmcl.index import TupleIndex
+    from mmcl.index.tune import tune
+
+    index = TupleIndex.load(path)
+    asked = random_rows(open_shards(queries, known=index.score.modalities), modalities, count)
+    result = tune(index, asked, k, target, items=items)
+    index.save(path)
+    return result, result.save(out or Path(path).parent / "tuning" / Path(path).name)
+
+
+def bank_of(shards: EmbeddingShards, plan: IndexRecipe) -> dict[str, np.ndarray]:
     """plan.bank random rows of the embeddings that are not stored; ValueError where all are."""
     stored = shards.modalities if plan.modalities is None else plan.modalities
     names = [name for name in shards.modalities if name not in stored]
     if not names:
         raise ValueError("bank: all modalities of the embeddings are stored, and none is left to ask; see `modalities`")
+    return random_rows(shards, names, plan.bank or 0)
+
+
+def random_rows(shards: EmbeddingShards, names: list[str], count: int) -> dict[str, np.ndarray]:
+    """{modality: (at most count, d)} rows drawn from all shards without replacement, the same ones every time."""
     chosen = shards.select(names)
     counts = chosen.shard_rows()
-    rows = np.sort(np.random.default_rng(0).permutation(sum(counts))[: plan.bank])
+    rows = np.sort(np.random.default_rng(0).permutation(sum(counts))[:count])
     parts, start = [], 0
     for number, count in enumerate(counts):
         wanted = rows[(rows >= start) & (rows < start + count)] - start
@@ -151,7 +171,7 @@ def add_job(path: str | Path, embeddings: str | Path, ids: str | None, upsert: b
         raise ValueError("--upsert needs --ids, the metadata column that says which items are replaced")
     index = TupleIndex.load(path)
     before = len(index)
-    shards = open_shards(embeddings)
+    shards = open_shards(embeddings, known=index.score.modalities)
     names = None if ids is None else shards.column(ids)
     (index.upsert if upsert else index.add)(embeddings, ids=names)
     index.save(path)

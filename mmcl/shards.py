@@ -167,6 +167,10 @@ class EmbeddingShards:
             values += metadata[name].to_pylist()
         return values
 
+    def shard_metadata(self, number: int) -> pa.Table:
+        """The metadata of one shard, without reading embeddings."""
+        return read_metadata(self._first.shards[number])
+
     def metadata(self) -> pa.Table:
         """Of all rows, without reading embeddings; a column that a shard lacks is null there."""
         return pa.concat_tables(map(read_metadata, self._first.shards), promote_options="default")

@@ -1,7 +1,7 @@
 """Memory of a build that is larger than memory: 2,000,000 x 128 from 20 shards, and with fewer and more shards.
 
     python eval/benchmarks/index_memory.py             # eval/results/index_memory.json and index_memory.png
-    python eval/benchmarks/index_memory.py --shards 2 4 --rows 20000 --factory IVF256,PQ16 --out /tmp/quick
+    python eval/benchmarks/index_memory.py --shards 2 4 --rows 20000 --factory IVF256,PQ16 --out figures
 
 Shards of two modalities in float16, as clip-retrieval writes them, lie in a temporary folder. Each build runs in a
 process of its own; what it holds (RssAnon of /proc/PID/status, every 10 ms) counts from where mmcl, torch and FAISS are

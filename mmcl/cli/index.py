@@ -6,8 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from mmcl.cli.common import JsonOption, quiet_libraries, raw_values, show
+from mmcl.cli.index_tune import tune
 
 app = typer.Typer(help="Build and ask indexes of tuples.", no_args_is_help=True)
+app.command()(tune)
 IndexPath = Annotated[Path, typer.Argument(help="Folder of an index.")]
 
 

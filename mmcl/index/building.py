@@ -1,6 +1,7 @@
 """From a source of items to stored tuples: in this process, or in Milvus."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,38 @@ from mmcl.index.items import Items
 from mmcl.index.local import LocalTuples
 from mmcl.index.sources import Source
 
-EXACT = "Exact"
+EXACT, AUTO = "Exact", "auto"
+LOCAL, MILVUS = "local", "milvus"
+
+
+@dataclass(frozen=True)
+class Type:
+    """A type of index, and with which effort it is searched unless told otherwise."""
+
+    factory: Any
+    parameters: dict[str, Any] = field(default_factory=dict)
+    reason: str | None = None
+    """Why "auto" took it."""
+    on_disk: bool = False
+    """Whether its full vectors have to stay on the disk."""
+
+
+def chosen_type(
+    factory: Any, count: int, width: int, memory_budget: Any, recall_target: float, device: str, backend: str
+) -> Type:
+    """What "auto" stands for; other factories as they are.
+
+    Raises: ValueError where nothing fits the budget, naming the least that would, and for a budget without "auto".
+    """
+    if factory != AUTO or backend != LOCAL:
+        if memory_budget is not None:
+            raise ValueError(f"memory_budget goes with factory='auto' in this process, not with {factory!r}")
+        return Type(factory)
+    from mmcl.index.choose import choose_factory, parse_bytes
+
+    budget = None if memory_budget is None else parse_bytes(memory_budget)
+    choice = choose_factory(count, width, budget, recall_target, device)
+    return Type(choice.factory, dict(choice.parameters), choice.reason, choice.mapped)
 
 
 def local_tuples(
@@ -99,10 +131,10 @@ def built_on_disk(
     """Build in a folder, from what can be read again and in pieces; ValueError for other sources."""
     from mmcl.index.disk_index import build_folder
 
-    if where != "local":
+    if where != LOCAL:
         raise ValueError("out= is for indexes of this process; Milvus keeps its tuples itself")
     if source.shards is None:
-        raise ValueError("out= takes embeddings, as a folder of shards or arrays; `embed` makes them of raw values")
+        raise ValueError("an index on disk takes embeddings (shards or arrays); `mmcl.embed` makes them of raw values")
     metadata = source.metadata if metadata is None else metadata
     build_folder(out, fusion, source.shards, ids, metadata, factory, device, about, progress)
 

@@ -20,7 +20,6 @@ from mmcl.index.item_checks import ID, check_metadata
 from mmcl.index.local_files import ITEMS, about_base, link
 from mmcl.index.sources import checked_block
 from mmcl.index.store import BUILDING, refuse_foreign_folder, sync, write_version
-from mmcl.shard_files import read_metadata
 from mmcl.shards import EmbeddingShards
 
 GROUP_ROWS = 65536
@@ -141,13 +140,13 @@ def metadata_parts(metadata: Any, count: int) -> tuple[pa.Schema, Iterator[pa.Ta
         if not table.column_names:
             return table.schema, (empty_table(min(GROUP_ROWS, count - i)) for i in range(0, count, GROUP_ROWS))
         return table.schema, iter([table])
-    tables = (shard_metadata(metadata, number) for number in range(len(metadata.shard_rows())))
+    tables = (metadata.shard_metadata(number) for number in range(len(metadata.shard_rows())))
     schema = pa.unify_schemas([plain(table).schema for table in tables], promote_options="permissive")
     check_metadata(schema.empty_table(), 0)
 
     def parts() -> Iterator[pa.Table]:
         for number, rows in enumerate(metadata.shard_rows()):
-            table = plain(shard_metadata(metadata, number))
+            table = plain(metadata.shard_metadata(number))
             columns = [
                 table[name].cast(schema.field(name).type) if name in table.column_names else pa.nulls(rows, kind)
                 for name, kind in zip(schema.names, schema.types, strict=True)
@@ -155,10 +154,6 @@ def metadata_parts(metadata: Any, count: int) -> tuple[pa.Schema, Iterator[pa.Ta
             yield pa.table(columns, schema=schema) if columns else empty_table(rows)
 
     return schema, parts()
-
-
-def shard_metadata(shards: EmbeddingShards, number: int) -> pa.Table:
-    return read_metadata(shards._first.shards[number])
 
 
 def plain(table: pa.Table) -> pa.Table:

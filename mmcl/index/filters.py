@@ -33,25 +33,23 @@ LOCKED = {
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
 }
+ROWWISE = "a condition is tested on one row at a time"
 PARTS = {
     "SUBQUERY": "subqueries are refused; to look in a list, write year IN (1, 2) or list_contains(tags, 'a')",
-    "WINDOW": "window functions are refused: a condition is tested on one row at a time",
+    "WINDOW": f"window functions are refused: {ROWWISE}",
     "STAR": "* stands for several columns; name each one",
     "POSITIONAL_REFERENCE": "name the column in place of its number",
 }
 """Why parts of DuckDB's syntax tree have no place in a condition on single rows."""
-KINDS = {
-    "aggregate": "an aggregate: a condition is tested on one row at a time",
-    "window": "a window function: a condition is tested on one row at a time",
-}
+KINDS = {"aggregate": f"an aggregate: {ROWWISE}", "window": f"a window function: {ROWWISE}"}
 ANSWERING = ("scalar", "macro", *KINDS)
 """Kinds of functions that stand in an expression; others of the same name are never called there."""
-SESSION = """
+AMBIENT = """
 age current_catalog current_database current_date current_localtime current_localtimestamp current_role current_schema
 current_schemas current_setting current_time current_timestamp current_user get_current_time get_current_timestamp user
-getvariable in_search_path localtime localtimestamp now session_user today transaction_timestamp txid_current version
+getvariable in_search_path localtime localtimestamp now today transaction_timestamp txid_current version
 """
-"""Functions of the clock and the session, some of them written without parentheses."""
+"""Functions of the clock and the connection, some of them written without parentheses."""
 OUTSIDE = "{} is refused: its answer does not depend on the row alone; pass a value as parameter"
 UNKNOWN = re.compile(r'Referenced (?:column|table) "(.*?)" (?:was )?not found', re.DOTALL)
 
@@ -70,14 +68,14 @@ def check_where(where: Any) -> tuple[str, list[Any] | dict[str, Any]]:
         raise ValueError(f"{told}, got {where!r}")
     if not expression.strip():
         raise ValueError("where is an empty condition; leave it out to search among all items")
-    if not isinstance(parameters, list | tuple | Mapping):
+    named = parameters if isinstance(parameters, Mapping) else {}
+    if not isinstance(parameters, list | tuple | Mapping) or not all(isinstance(name, str) for name in named):
         told = "its parameters must be a list for ? and $1, or a dict for $name"
         raise ValueError(f"{shown(expression)}: {told}, got {parameters!r}")
     try:
         expression.encode()
-        if isinstance(parameters, Mapping):
-            return expression, {plain(name): plain(value) for name, value in parameters.items()}
-        return expression, [plain(value) for value in parameters]
+        values = {plain(name): plain(value) for name, value in named.items()}
+        return expression, values or [plain(value) for value in parameters]
     except UnicodeEncodeError as error:
         raise ValueError(f"{shown(expression)}: {error.object!r} cannot be written as UTF-8") from None
 
@@ -166,9 +164,9 @@ def parsed(expression: str, names: Iterable[str]) -> dict[str, Any]:
         bare, inside = syntax(f'SELECT 1 FROM "{VIEW}" WHERE {expression}\n'), syntax(statement(expression))
     except RecursionError:
         raise ValueError(f"{shown(expression)} is nested too deep") from None
-    if bare["error"]:
+    if bare["error"] and bare["error_type"] == "parser":
         raise ValueError(f"{shown(expression)}: {' '.join(bare['error_message'].split())}")
-    if inside["error"]:
+    if bare["error"] or inside["error"]:
         raise ValueError(f"{shown(expression)} must be one condition, without ';' and clauses such as ORDER BY")
     (condition,) = inside["statements"][0]["node"]["select_list"]
     if told := refusal(condition, {folded(name) for name in names}):
@@ -189,7 +187,7 @@ def refusal(tree: Any, columns: Iterable[bytes] = ()) -> str | None:
         if node["class"] == "FUNCTION":
             told = function_refusal(node["function_name"].lower())
         elif node["class"] == "COLUMN_REF" and folded(name := node["column_names"][0]) not in columns:
-            told = OUTSIDE.format(name) if name.lower() in SESSION.split() else None
+            told = OUTSIDE.format(name) if name.lower() in AMBIENT.split() else None
         if told:
             return told
     return None
@@ -208,7 +206,7 @@ def function_refusal(name: str) -> str | None:
     for kind, stability, definition in answering:
         if kind in KINDS:
             return f"{name} is {KINDS[kind]}"
-        if stability == "VOLATILE" or name in SESSION.split():
+        if stability == "VOLATILE" or name in AMBIENT.split():
             return OUTSIDE.format(name)
         if definition and (told := refusal(syntax(f"SELECT {definition}")["statements"])):
             return f"{name}: {told}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mmcl.index.filters import check_where, matching, parsed, resolved, shown
+from mmcl.index.filters import check_where, parsed, resolved, shown
 from mmcl.index.item_checks import ID
 from mmcl.index.milvus_operands import TAKEN, Scope, Value, constant, fitted, named, operand, operands, scope_of
 
@@ -33,6 +33,7 @@ ON_CONSTANTS = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+LIKE_WITH_LIKE = "Milvus compares numbers, strings, booleans or dates with their like"
 
 
 def to_milvus(where: Any, columns: Sequence[str] | Mapping[str, pa.DataType], id_name: str = "id") -> str:
@@ -40,8 +41,8 @@ def to_milvus(where: Any, columns: Sequence[str] | Mapping[str, pa.DataType], id
 
     Args:
         where: see `check_where`.
-        columns: of the metadata that it may name besides `id`. Given with their types, DuckDB checks the condition, and
-            comparisons are refused where it would turn one type into another, which Milvus does not.
+        columns: of the metadata that it may name besides `id`. With their types, comparisons are refused where DuckDB
+            would refuse them, or turn one type into another, which Milvus does not.
         id_name: the field of the ids.
     Raises: ValueError that quotes the condition and says what Milvus does not take, or not in DuckDB's sense.
     """
@@ -51,12 +52,11 @@ def to_milvus(where: Any, columns: Sequence[str] | Mapping[str, pa.DataType], id
     tree = parsed(expression, names)
     meant = resolved(names, tree, expression)
     try:
-        translated = condition(tree, True, scope_of(tree, meant, types, given, id_name))
+        return condition(tree, True, scope_of(tree, meant, types, given, id_name))
     except ValueError as error:
         raise ValueError(f"{shown(expression)}: {error}") from None
-    if isinstance(columns, Mapping):
-        matching(pa.schema(list(columns.items())).empty_table(), where, pa.nulls(0))
-    return translated
+    except RecursionError:
+        raise ValueError(f"{shown(expression)} is nested too deep") from None
 
 
 def condition(node: Any, wanted: bool, scope: Scope) -> str:
@@ -128,14 +128,18 @@ def like(node: Any, wanted: bool, scope: Scope) -> str:
 
 def contains(node: Any, wanted: bool, scope: Scope) -> str:
     whole, value = operands(node, scope)
-    if isinstance(whole.constant, list):  # value IN a list that is a parameter
+    if whole.constant == []:
+        return constantly(not wanted, scope)  # even NULL is not in it
+    if isinstance(whole.constant, list):  # value IN a list that is a parameter; its NULLs do not count
         return member(value, [constant(item) for item in whole.constant if item is not None], wanted, scope)
     kinds = ("list",) if node["function_name"] == "contains" else ("list", None)  # it looks into strings as well
-    if not whole.is_column or whole.kind not in kinds or value.columns or isinstance(value.constant, list):
+    constants = ("boolean", "integer", "decimal", "float64", "string", "date")
+    if not whole.is_column or whole.kind not in kinds or value.columns or value.kind not in constants:
         raise ValueError("Milvus looks for one constant in a column of lists: list_contains(tags, 'a')")
-    if value.is_null:
-        return constantly(False, scope)
-    text = f"json_contains({whole.text}, {value.text})"
+    value = fitted(value, Value(whole.text, whole.items))
+    if not comparable(whole.items, value.kind):
+        raise ValueError(f"items of {whole.text} are {whole.items}, {value.text} is {value.kind}: {LIKE_WITH_LIKE}")
+    text = f"json_contains_any({whole.text}, [{value.text}])"  # json_contains of Milvus Lite takes no negative numbers
     return text if wanted else joined("and", [*present([whole], scope), f"not ({text})"])
 
 
@@ -174,8 +178,7 @@ def bare_comparison(sign: str, left: Value, right: Value, scope: Scope) -> str:
         return constantly(False, scope)
     left, right = fitted(left, right), fitted(right, left)
     if not comparable(left.kind, right.kind):
-        told = f"{left.text} is {left.kind}, {right.text} is {right.kind}"
-        raise ValueError(f"{told}: Milvus compares numbers, strings, booleans or dates with their like")
+        raise ValueError(f"{left.text} is {left.kind}, {right.text} is {right.kind}: {LIKE_WITH_LIKE}")
     if left.columns or right.columns:
         return f"{left.text} {sign} {right.text}"
     return constantly(ON_CONSTANTS[sign](left.constant, right.constant), scope)

@@ -18,7 +18,6 @@ TAKEN = (
     "and list_contains"
 )
 ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
-ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "%": math.fmod}
 KINDS: tuple[tuple[str, tuple[Callable[[pa.DataType], bool], ...]], ...] = (
     ("boolean", (pa.types.is_boolean,)),
     ("integer", (pa.types.is_integer,)),
@@ -40,6 +39,8 @@ class Value(NamedTuple):
     columns: tuple[str, ...] = ()
     """Those that it is computed from, as `text`; none for a constant."""
     constant: Any = None
+    items: str | None = None
+    """Kind of the items, where it is a column of lists."""
 
     @property
     def is_column(self) -> bool:
@@ -77,10 +78,15 @@ def scope_of(
 def stored(name: str, kind: pa.DataType | None) -> Value:
     """A column of the metadata."""
     text = f"{FIELD}[{quoted(name)}]"
+    return Value(text, kind_of(kind), (text,), items=kind_of(getattr(kind, "value_type", None)))
+
+
+def kind_of(kind: pa.DataType | None) -> str | None:
+    """Of `KINDS`; the type's own name where it is none of them, None where it tells nothing."""
     if kind is None or pa.types.is_null(kind):
-        return Value(text, None, (text,))
-    known = (told for told, tests in KINDS if any(is_it(kind) for is_it in tests))
-    return Value(text, next(known, str(kind)), (text,))
+        return None
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return next((told for told, tests in KINDS if any(is_it(kind) for is_it in tests)), str(kind))
 
 
 def quoted(text: str) -> str:
@@ -128,7 +134,8 @@ def fitted(value: Value, other: Value) -> Value:
     if other.kind == "date" and value.kind == "string":
         return as_date(value)
     if other.kind == "float32" and value.kind in ("integer", "decimal", "float64"):
-        rounded = np.float32(value.constant)
+        with np.errstate(over="ignore"):
+            rounded = np.float32(value.constant)
         if value.kind == "float64" and float(rounded) != value.constant:
             raise ValueError(f"{value.text} is no float32 as {other.text} is; write it into the condition, or round it")
         return constant(float(str(rounded)))._replace(kind="float32")  # the shortest number that rounds to it
@@ -228,6 +235,18 @@ def computed_kind(sign: str, left: Value, right: Value) -> str | None:
     return "integer" if kinds == {"integer"} else None
 
 
+def remainder(left: int, right: int) -> int:
+    """Of a division towards zero, as DuckDB and Milvus divide integers."""
+    return abs(left) % abs(right) * (1 if left >= 0 else -1)
+
+
+ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "%": remainder,
+}
 OPERANDS: dict[str, Callable[[Any, Scope], Value]] = {
     "COLUMN_REF": column,
     "VALUE_CONSTANT": literal,

@@ -40,7 +40,7 @@ def near_duplicates(index: TupleIndex, threshold: Any = 0.95, *, batch_size: Any
     similar to nothing (cosine 0). In a type that quantises, the vectors are the decoded ones: items that share a code
     are equal. Of an index with a bank, the vectors are without the bank's coordinate.
 
-    O(n^2 * width) time; all n vectors in float32, 4 * batch_size^2 bytes, and the pairs found are in memory.
+    O(n^2 * width) time. In memory: all n vectors in float32, 9 * batch_size^2 bytes, and the pairs found.
 
     Args:
         threshold: between -1 and 1.
@@ -81,7 +81,8 @@ def similar_pairs(rows: np.ndarray, threshold: float, size: int) -> tuple[np.nda
     for i in range(0, len(rows), size):
         for j in range(i, len(rows), size):
             products = rows[i : i + size] @ rows[j : j + size].T
-            pairs = np.stack(np.nonzero(products >= floor[i : i + size, None] * scale[j : j + size])) + [[i], [j]]
+            pairs = np.stack(np.nonzero(products >= floor[i : i + size, None] * scale[j : j + size]))
+            pairs += [[i], [j]]
             pairs = pairs[:, pairs[0] < pairs[1]]
             for start in range(0, pairs.shape[1], PAIRS):
                 first, second = pairs[:, start : start + PAIRS]
@@ -151,17 +152,17 @@ def hard_negatives(
     parameters = {**index.search_parameters, **parameters}
     index._tuples.check_parameters(parameters)
     chosen: list[tuple[list[Any], np.ndarray]] = []
-    for start in range(0, len(vectors), QUERIES):
-        part = vectors[start : start + QUERIES]
-        found = index._tuples.search(part, max(fetch, 1), where, parameters)
-        for query, keys, count, good in zip(part, found.ids, found.counts, known[start : start + QUERIES], strict=True):
+    for start in range(0, max(len(vectors), 1), QUERIES):
+        part = slice(start, start + QUERIES)
+        found = index._tuples.search(vectors[part], max(fetch, 1), where, parameters)
+        for query, keys, count, good in zip(vectors[part], found.ids, found.counts, known[part], strict=True):
             rest = [key for key in keys[:count].tolist() if key not in good][:depth]
             chosen.append(negatives_of(index, query, rest, good, margins, slice(skip, skip + k)))
-    return as_hits(index, chosen, k)
+    return as_hits(index, chosen, k, found.ids.dtype)
 
 
 def negatives_of(
-    index: TupleIndex, query: np.ndarray, rest: list[Any], good: list[Any], margins: list[float | None], part: slice
+    index: TupleIndex, query: np.ndarray, rest: list[Any], good: set[Any], margins: list[float | None], part: slice
 ) -> tuple[list[Any], np.ndarray]:
     """Of the ids in `rest` those in `part` of the ranks that score low enough, and their scores, best first."""
     rows = index._tuples.vectors([*good, *rest]).astype(np.float64)
@@ -178,8 +179,8 @@ def negatives_of(
     return [rest[row] for row in order], scores[order]
 
 
-def positives_of(positives: Any, count: int, index: TupleIndex) -> list[list[Any]]:
-    """A list of ids for each query; errors name the query row."""
+def positives_of(positives: Any, count: int, index: TupleIndex) -> list[set[Any]]:
+    """The ids of each query's positives; errors name the query row."""
     if isinstance(positives, Mapping):
         raise ValueError("positives must be an id, or a list of ids, for each query in order; got a dict")
     found = [as_list(each) for each in as_list(positives)]
@@ -191,7 +192,7 @@ def positives_of(positives: Any, count: int, index: TupleIndex) -> list[list[Any
         for key in ids:
             if key not in index:
                 raise KeyError(f"query row {row}: no item {key!r} in this index to be its positive")
-    return found
+    return [set(ids) for ids in found]
 
 
 def as_list(value: Any) -> list[Any]:
@@ -200,10 +201,9 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
 
 
-def as_hits(index: TupleIndex, chosen: list[tuple[list[Any], np.ndarray]], k: int) -> Hits:
-    """Ids and scores of each query as hits, padded."""
-    named = index._tuples.ids().dtype == object
-    ids = np.full((len(chosen), k), "" if named else -1, object if named else np.int64)
+def as_hits(index: TupleIndex, chosen: list[tuple[list[Any], np.ndarray]], k: int, kind: np.dtype) -> Hits:
+    """Ids, which are of this dtype, and scores of each query as hits, padded."""
+    ids = np.full((len(chosen), k), "" if kind.kind == "O" else -1, kind)
     scores = np.full((len(chosen), k), -np.inf, np.float32)
     for row, (keys, values) in enumerate(chosen):
         ids[row, : len(keys)], scores[row, : len(keys)] = keys, values

@@ -5,12 +5,22 @@ import threading
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from mmcl.index.building import brought_metadata, built_on_disk, local_tuples, milvus_tuples, opened_milvus
+from mmcl.index.building import (
+    LOCAL,
+    MILVUS,
+    brought_metadata,
+    built_on_disk,
+    chosen_type,
+    local_tuples,
+    milvus_tuples,
+    opened_milvus,
+)
 from mmcl.index.devices import check_device
 from mmcl.index.fusion import Fusion, frozen_copy
 from mmcl.index.hits import Hits
@@ -21,7 +31,7 @@ from mmcl.index.store import FORMAT_VERSION, read_version, write_version
 from mmcl.scores import Score
 from mmcl.tables import lookup
 
-BACKENDS = {"faiss": "local", "exact": "local", "milvus": "milvus"}
+BACKENDS = {"faiss": LOCAL, "exact": LOCAL, "milvus": MILVUS}
 """Where tuples of a backend are kept: in this process, or in Milvus."""
 
 
@@ -41,7 +51,10 @@ class TupleIndex:
         self.fingerprint: str | None = None
         self.search_parameters: dict[str, Any] = {}
         """Used where a search gives none."""
+        self.reason: str | None = None
+        """Why factory="auto" took this type."""
         self._path: Path | None = None
+        self._folder: TemporaryDirectory | None = None
         self._version: str | None = None
         self._saving = threading.Lock()
 
@@ -63,6 +76,9 @@ class TupleIndex:
         collection: str = "mmcl",
         token: str | None = None,
         replace: bool = False,
+        queries: Any = None,
+        memory_budget: Any = None,
+        recall_target: float = 0.95,
         out: Any = None,
         progress: bool = False,
     ) -> "TupleIndex":
@@ -75,8 +91,10 @@ class TupleIndex:
                 named as modalities; other columns of single values become metadata); or a folder of embedding shards.
             ids: n integers >= 0 or n non-empty strings; default 0..n-1.
             metadata: {column: n values} or a `pyarrow.Table` of n rows, in place of what the items bring along.
-            factory: FAISS factory string such as "IVF64,PQ16"; "auto" is "Flat". "MIPS," before it adds a coordinate
-                with which lists and graphs find their way among items of different lengths.
+            factory: FAISS factory string such as "IVF64,PQ16"; "MIPS," before it adds a coordinate with which lists and
+                graphs find their way among items of different lengths. "Exact" is exact search in two stages; "auto"
+                chooses by the number of items, their width, `memory_budget` and `recall_target`, and says why in
+                `index.reason`.
             device: "cpu"; "cuda", "cuda:N" for one GPU; "cuda:all" to cut the index into pieces for all; "auto" takes a
                 GPU where there is one that has this type. `index.device` says which it is.
             bank: {modality: (b, d) embeddings, or raw values for the model} of some hundred queries: items are ranked
@@ -91,6 +109,10 @@ class TupleIndex:
             collection: its name there.
             token: "user:password" or an API key of Milvus; never stored.
             replace: drop a collection of that name first, if mmcl made it.
+            queries: {query modality: rows}, some hundred true ones: searches then take the least effort that reaches
+                `recall_target` with them, in place of a guess (see `mmcl.index.tune`).
+            memory_budget: of "auto", bytes or such as "2GiB"; default: no limit.
+            recall_target: of "auto", the share of the true best 10 that searches should find.
             out: build in this folder, as `save` would leave it, of embeddings that need not fit in memory (shards, or
                 memory-mapped arrays); what is returned is read from there. A build that was interrupted goes on where
                 it stopped.
@@ -108,17 +130,31 @@ class TupleIndex:
         fusion = Fusion(frozen_copy(score), source.modalities)
         fusion = fusion if bank is None else fusion.with_bank(bank, model, encoded)
         where = lookup(BACKENDS, backend, "backend")
-        if out is not None:
-            about = {**about_index(fusion, fingerprint), "search_parameters": {}}
-            built_on_disk(source, where, fusion, numbers, table, factory, device, Path(out), about, progress)
-            return cls.load(out, model, device, memory_map=True)
-        if where == "milvus":
-            tuples = milvus_tuples(fusion, source, numbers, table, factory, uri, collection, token, replace)
+        kind = chosen_type(factory, source.count, fusion.width, memory_budget, recall_target, device, where)
+        folder = TemporaryDirectory(prefix="mmcl-") if out is None and kind.on_disk else None
+        if out is not None or folder is not None:
+            out = Path(folder.name) / "index" if folder is not None else Path(out)
+            about = {**about_index(fusion, fingerprint), "search_parameters": kind.parameters, "reason": kind.reason}
+            built_on_disk(source, where, fusion, numbers, table, kind.factory, device, out, about, progress)
+            index = cls.load(out, model, device, memory_map=True)
+            index._folder = folder
+            return index.tuned(queries, recall_target, encoded)
+        if where == MILVUS:
+            tuples = milvus_tuples(fusion, source, numbers, table, kind.factory, uri, collection, token, replace)
         else:
-            tuples = local_tuples(fusion, source, numbers, table, factory, device)
+            tuples = local_tuples(fusion, source, numbers, table, kind.factory, device)
         index = cls(fusion, tuples)
         index.model, index.fingerprint = model, fingerprint
-        return index
+        index.search_parameters, index.reason = kind.parameters, kind.reason
+        return index.tuned(queries, recall_target, encoded)
+
+    def tuned(self, queries: Any, recall_target: float, encoded: Any = None) -> "TupleIndex":
+        """The index itself, with the cheapest search parameters that reach a recall@10; as it is without queries."""
+        if queries is not None:
+            from mmcl.index.tune import tune
+
+            tune(self, queries, recall_target=recall_target, encoded=encoded)
+        return self
 
     def search(self, queries: Any, k: Any = 10, where: Any = None, *, encoded: Any = None, **parameters: Any) -> Hits:
         """The k items of highest score with each query.
@@ -293,13 +329,13 @@ class TupleIndex:
     @classmethod
     def _read(cls, folder: Path, manifest: dict[str, Any], memory_map: bool, token: str | None) -> "TupleIndex":
         fusion = Fusion.read(folder, manifest)
-        if lookup(BACKENDS, manifest["backend"], "backend") == "milvus":
+        if lookup(BACKENDS, manifest["backend"], "backend") == MILVUS:
             tuples = opened_milvus(manifest, fusion.width, token)
         else:
             tuples = read_tuples(folder, manifest, fusion.width, memory_map)
         index = cls(fusion, tuples)
         index.fingerprint, index._version = manifest["fingerprint"], manifest["version"]
-        index.search_parameters = manifest["search_parameters"]
+        index.search_parameters, index.reason = manifest["search_parameters"], manifest["reason"]
         return index
 
     def _fused(self, items: Any, ids: Any, metadata: Any, encoded: Any) -> tuple[np.ndarray, pa.Table, Any]:
@@ -317,7 +353,11 @@ class TupleIndex:
 
     def _about(self) -> dict[str, Any]:
         """What manifest and `info` share, beside the tuples themselves."""
-        return {**about_index(self._fusion, self.fingerprint), "search_parameters": self.search_parameters}
+        return {
+            **about_index(self._fusion, self.fingerprint),
+            "search_parameters": self.search_parameters,
+            "reason": self.reason,
+        }
 
 
 def about_index(fusion: Fusion, fingerprint: str | None) -> dict[str, Any]:

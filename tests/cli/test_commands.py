@@ -1,5 +1,6 @@
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -120,6 +121,46 @@ def test_tuples_are_added_replaced_and_removed_on_disk(folder, tmp_path):
     assert mmcl("index", "add", out, folder / "emb", "--upsert").exit_code == 1
     assert mmcl("index", "remove", out, "three").exit_code == 1
     assert mmcl("index", "verify", out).exit_code == 0
+
+
+def test_tune_keeps_a_setting_and_draws_the_curve(folder, tmp_path):
+    recipe = folder / "lists.toml"
+    recipe.write_text((folder / "pairs.toml").read_text() + 'factory = "IVF8,Flat"\n')
+    out = tmp_path / "lists"
+    assert mmcl("index", "build", recipe, "--out", out).exit_code == 0
+    result = mmcl("index", "tune", out, "--queries", folder / "emb", "--modality", "text", "--json")
+    told = json.loads(result.stdout)
+    assert told["reached"] and told["recall"] >= 0.95
+    assert all(Path(file).is_file() for file in told["curve"])
+    info = json.loads(mmcl("index", "info", out, "--json").stdout)
+    assert info["search_parameters"] == told["parameters"]
+    assert mmcl("index", "tune", out, "--queries", folder / "emb", "--modality", "smell").exit_code == 1
+    assert mmcl("index", "tune", out, "--queries", folder / "emb", "--modality", "a").exit_code == 1
+
+
+def test_a_recipe_takes_a_bank_and_a_budget(folder, tmp_path):
+    recipe = folder / "bank.toml"
+    recipe.write_text((folder / "pairs.toml").read_text() + 'bank = 64\nmemory_budget = "1MB"\n')
+    told = json.loads(mmcl("index", "build", recipe, "--out", tmp_path / "bank", "--json").stdout)
+    assert told["bank"] == {"modalities": ["text"], "rows": 64}
+    assert told["kind"] == "pmi"
+    assert "640 vectors" in told["reason"]
+    recipe.write_text((folder / "pairs.toml").read_text() + 'memory_budget = "1kB"\n')
+    wrong = mmcl("index", "build", recipe, "--out", tmp_path / "small")
+    assert wrong.exit_code == 1
+    assert "the least is" in wrong.stderr
+
+
+def test_a_recipe_goes_to_milvus_by_one_line(folder, tmp_path):
+    recipe = folder / "milvus.toml"
+    recipe.write_text((folder / "pairs.toml").read_text() + f'backend = "milvus"\nuri = "{tmp_path}/tuples.db"\n')
+    built = mmcl("index", "build", recipe, "--out", tmp_path / "there", "--json")
+    assert json.loads(built.stdout)["backend"] == "milvus"
+    search = ("--model", folder / "run/model", "--query", "text=two", "-k", 5, "--where", "i = 1", "--json")
+    there = json.loads(mmcl("index", "search", tmp_path / "there", *search).stdout)["hits"]
+    here = json.loads(mmcl("index", "search", folder / "built/pairs", *search).stdout)["hits"]
+    assert [hit["score"] for hit in there] == pytest.approx([hit["score"] for hit in here], rel=1e-4)
+    assert {hit["i"] for hit in there} == {1}
 
 
 def test_the_sum_of_both_scores_trains_and_is_indexed(folder, tmp_path):
@@ -270,7 +311,7 @@ def test_every_command_shows_an_example_in_its_help():
         ["embed"],
         ["zero-shot"],
         ["list"],
-        *(["index", x] for x in ("build", "search", "add", "remove", "compact", "info", "verify")),
+        *(["index", x] for x in ("build", "search", "add", "remove", "compact", "tune", "info", "verify")),
     ):
         result = mmcl(*command, "--help")
         assert result.exit_code == 0

@@ -1,6 +1,5 @@
 """Random histories of an index, each step checked against a dictionary and brute force in float64."""
 
-import importlib.util
 import shutil
 import tempfile
 from pathlib import Path
@@ -31,7 +30,6 @@ NIGHTLY_HISTORIES, NIGHTLY_STEPS = 1000, 30
 STORED, POOL, DIM, TRAINED_ON = ("image", "audio"), 160, 8, 24
 FEW = strategies.lists(strategies.integers(0, POOL - 1), max_size=12)
 YEARS = range(1990, 2010)
-WITH_FILTERS = importlib.util.find_spec("mmcl.index.filters") is not None
 
 
 def metadata_of(number, year):
@@ -176,7 +174,6 @@ class History(RuleBasedStateMachine):
         """Fewer lists, codes or nodes may miss items, and never return wrong or repeated ones."""
         self.check_hits(self.index.search(self.queries(query), k=k), k, query, set(self.model), whole=False)
 
-    @precondition(lambda self: WITH_FILTERS)
     @rule(k=strategies.integers(1, 200), query=strategies.integers(0, 5), year=strategies.sampled_from(YEARS))
     def search_filtered(self, k, query, year):
         for where, meets in (

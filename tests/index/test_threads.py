@@ -17,6 +17,7 @@ FACTORIES = {
     "HNSW8": {"efSearch": 500},
     "MIPS,IVF4,Flat": {"nprobe": 4},
 }
+FAST = {"Flat"}
 EXTRA = 1000
 """Ids from here on come and go between the versions."""
 
@@ -87,7 +88,9 @@ def ask(index, versions, effort, turn):
     return version
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize(
+    "factory", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FACTORIES]
+)
 def test_every_answer_of_every_thread_is_one_version(factory, make_score, unit_rows, tmp_path, monkeypatch):
     """Four threads ask, one writes and one loads what is saved; no thread ever sees an older version after a newer."""
     monkeypatch.setattr(local, "FOLD_ROWS", 50)
@@ -139,7 +142,7 @@ def test_every_answer_of_every_thread_is_one_version(factory, make_score, unit_r
 
 def test_writers_in_many_threads_take_turns(build, items, tmp_path):
     """Automatic ids are given once, and nothing that a call has stored is lost by another's."""
-    index = build(rows=10, metadata={"by": [-1] * 10})
+    index = build(rows=10, ids=range(100_000, 100_010), metadata={"by": [-1] * 10})
     failures = []
 
     def work(number):

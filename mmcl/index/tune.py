@@ -1,0 +1,210 @@
+"""Recall against speed of an index, measured with true queries, and the cheapest setting that is good enough."""
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmcl.index.faiss_params import known_parameters
+from mmcl.index.faiss_rows import nearest
+from mmcl.index.sources import open_source
+from mmcl.index.tuple_index import TupleIndex
+
+BLOCK = 65536
+REPEATS = 3
+EFFORTS = {
+    "nprobe": [2**power for power in range(17)],
+    "efSearch": [2**power for power in range(4, 13)],
+    "k_factor": [4.0**power for power in range(6)],
+}
+"""Values that a sweep tries, as far as they can matter."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting: share of the true best k that it finds, and seconds for a batch of queries."""
+
+    parameters: dict[str, Any]
+    recall: float
+    seconds: float
+    queries_per_second: float
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """All settings that were tried, and the one that was taken."""
+
+    points: list[Point]
+    chosen: Point
+    reached: bool
+    """Whether it reaches the target; else it is the one of highest recall."""
+    k: int
+    recall_target: float
+    queries: int
+    batch: int
+    factory: str
+    count: int
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write recall.json and recall.png into a folder; returns both paths."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        told, picture = folder / "recall.json", folder / "recall.png"
+        told.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        draw(self, picture)
+        return [told, picture]
+
+
+def tune(
+    index: TupleIndex,
+    queries: Any,
+    k: int = 10,
+    recall_target: float = 0.95,
+    *,
+    items: Any = None,
+    batch: int = 256,
+    encoded: Any = None,
+) -> TuneResult:
+    """Measure an index over the efforts that its searches can take, and set `index.search_parameters` to the cheapest.
+
+    Args:
+        index: in this process. One that has no such efforts (Flat, PQ16) is measured as it is.
+        queries: {query modality: rows}, some hundred true ones: items asking for items say little about queries.
+        k: of recall@k.
+        recall_target: what the setting has to reach.
+        items: what the index was built from, where it holds codes alone: the truth is in the full vectors.
+        batch: queries timed at once.
+        encoded: as in `TupleIndex.search`.
+    Raises: ValueError for no queries, an empty index, and codes without `items`.
+    """
+    vectors = index._fusion.queries(queries, index.model, encoded)
+    if not len(vectors) or not len(index):
+        raise ValueError(f"tuning takes queries and items; there are {len(vectors)} queries and {len(index)} items")
+    k = min(int(k), len(index))
+    truth = true_best(index, vectors, k, items, encoded)
+    settings = list(grid(index, k))
+    timed = vectors[:batch]
+    seconds: dict[int, list[float]] = {number: [] for number in range(len(settings))}
+    recalls = [recall(searched(index, vectors, k, setting).ids, truth) for setting in settings]
+    for _ in range(REPEATS):  # in turns, so that a busy minute does not fall on one setting alone
+        for number, setting in enumerate(settings):
+            start = time.perf_counter()
+            searched(index, timed, k, setting)
+            seconds[number].append(time.perf_counter() - start)
+    points = []
+    for number, setting in enumerate(settings):
+        spent = float(np.median(seconds[number]))
+        points.append(Point(setting, recalls[number], spent, len(timed) / spent))
+    good = [point for point in points if point.recall >= recall_target]
+    best = min(good, key=lambda point: point.seconds) if good else max(points, key=lambda point: point.recall)
+    index.search_parameters = dict(best.parameters)
+    about = index.info()
+    return TuneResult(
+        points, best, bool(good), k, float(recall_target), len(vectors), len(timed), about["factory"], len(index)
+    )
+
+
+def searched(index: TupleIndex, vectors: np.ndarray, k: int, setting: dict[str, Any]) -> Any:
+    """Hits of query vectors with just these parameters."""
+    return index._tuples.search(vectors, k, None, setting)
+
+
+def recall(found: np.ndarray, truth: np.ndarray) -> float:
+    """Mean share of each row of `truth` that is found."""
+    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), truth.tolist(), strict=True)]))
+
+
+def grid(index: TupleIndex, k: int) -> Iterator[dict[str, Any]]:
+    """Settings of the efforts that this type of index has; one without any where it has none."""
+    inner = getattr(getattr(index._tuples, "snapshot", None), "base", None)
+    inner = getattr(inner, "index", None)  # Exact has none, and Milvus is tuned by its own means
+    known = {} if inner is None else known_parameters(inner)
+    lists = None if inner is None else inner_lists(inner)
+    limits = {"nprobe": getattr(lists, "nlist", 1), "efSearch": len(index), "k_factor": len(index) / k}
+    names = [name for name in EFFORTS if name in known]
+    values = [[value for value in EFFORTS[name] if value <= limits[name]] or [1] for name in names]
+    for chosen in itertools.product(*values):
+        yield dict(zip(names, chosen, strict=True))
+
+
+def inner_lists(index: Any) -> Any:
+    """The IVF inside an index, or None."""
+    from mmcl.index.faiss_factory import parts
+    from mmcl.index.faiss_setup import load_faiss
+
+    return next((part for part in parts(index) if isinstance(part, load_faiss().IndexIVF)), None)
+
+
+def true_best(index: TupleIndex, vectors: np.ndarray, k: int, items: Any, encoded: Any) -> np.ndarray:
+    """(nq, k) ids of the highest scores, from full vectors, block by block."""
+    best = np.full((len(vectors), k), -np.inf, np.float32)
+    ids = np.full((len(vectors), k), "" if index.ids().dtype == object else -1, index.ids().dtype)
+    for names, block in full_vectors(index, items, encoded):
+        scores, rows = nearest(vectors, block, min(k, len(block)))
+        best, ids = np.concatenate([best, scores], axis=1), np.concatenate([ids, names[rows]], axis=1)
+        order = np.argsort(-best, axis=1, kind="stable")[:, :k]
+        best, ids = np.take_along_axis(best, order, axis=1), np.take_along_axis(ids, order, axis=1)
+    return ids
+
+
+def full_vectors(index: TupleIndex, items: Any, encoded: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Ids and float32 vectors of all items: the index's own where it holds them, else those of `items`."""
+    names = index.ids()
+    if items is None:
+        if not index.info()["exact"]:
+            raise ValueError(
+                f"factory {index.info()['factory']!r} holds codes alone, and cannot say what the best are; pass the "
+                "items that it was built from as items="
+            )
+        for start in range(0, len(names), BLOCK):
+            part = names[start : start + BLOCK]
+            yield part, index.vectors(part)
+        return
+    source = open_source(items, index.score, index.model, index.modalities, encoded)
+    if source.count != len(names):
+        raise ValueError(f"the index has {len(names)} items, items= has {source.count}")
+    start = 0
+    for block in index._fusion.items(source, []):
+        yield names[start : start + len(block)], block
+        start += len(block)
+
+
+def draw(result: TuneResult, path: Path) -> None:
+    """Recall against queries a second; the best settings joined, the chosen one marked."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    rates = [point.queries_per_second for point in result.points]
+    recalls = [point.recall for point in result.points]
+    axis.scatter(rates, recalls, s=18, color="#9aa5b1", label="settings tried")
+    front = sorted(pareto(result.points), key=lambda point: point.queries_per_second)
+    axis.plot([p.queries_per_second for p in front], [p.recall for p in front], color="#0072b2", label="best of them")
+    axis.axhline(result.recall_target, color="#555555", linestyle="--", linewidth=1)
+    chosen = result.chosen
+    axis.scatter([chosen.queries_per_second], [chosen.recall], s=90, color="#d55e00", marker="*", zorder=3)
+    told = ", ".join(f"{name} = {value:g}" for name, value in chosen.parameters.items()) or "as it is"
+    axis.annotate(told, (chosen.queries_per_second, chosen.recall), (6, -14), textcoords="offset points", fontsize=9)
+    axis.set(xscale="log", xlabel=f"queries a second, {result.batch} at once", ylabel=f"recall@{result.k}")
+    axis.set_title(f"{result.factory}, {result.count:,} items, {result.queries} queries", fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend(loc="lower left", fontsize=9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def pareto(points: list[Point]) -> list[Point]:
+    """Those that no other beats in both recall and speed."""
+    best, found = -1.0, []
+    for point in sorted(points, key=lambda point: (point.seconds, -point.recall)):
+        if point.recall > best:
+            best = point.recall
+            found.append(point)
+    return found

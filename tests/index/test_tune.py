@@ -1,0 +1,73 @@
+"""Tuning: recall against exact search with true queries, the curve, and the setting that is kept."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mmcl.index import TupleIndex
+from mmcl.index.tune import Point, pareto, tune
+
+STORED = ("image", "audio")
+
+
+@pytest.mark.parametrize("factory", ["IVF16,Flat", "IVF16,PQ8x4,RFlat", "MIPS,HNSW16"])
+def test_the_cheapest_setting_that_reaches_the_target_is_kept(factory, build, queries, tmp_path):
+    index, exact = build(factory=factory), build(factory="Flat").search({"text": queries})
+    result = tune(index, {"text": queries}, recall_target=0.9)
+    assert result.reached
+    assert result.chosen.recall >= 0.9
+    assert all(point.seconds >= result.chosen.seconds for point in result.points if point.recall >= 0.9)
+    for point in result.points:
+        found = index.search({"text": queries}, **point.parameters).ids
+        share = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, exact.ids, strict=True)])
+        assert share == pytest.approx(point.recall)
+    index.save(tmp_path / "index")
+    loaded = TupleIndex.load(tmp_path / "index")
+    assert loaded.search_parameters == result.chosen.parameters == index.info()["search_parameters"]
+    found = loaded.search({"text": queries}).ids
+    assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, exact.ids, strict=True)]) >= 0.9
+
+
+def test_a_target_out_of_reach_takes_the_best_there_is(build, queries, items):
+    index = build(factory="PQ8x4")
+    with pytest.raises(ValueError, match="codes alone.*items="):
+        tune(index, {"text": queries})
+    with pytest.raises(ValueError, match="700 items, items= has 3"):
+        tune(index, {"text": queries}, items={name: items[name][:3] for name in STORED})
+    result = tune(index, {"text": queries}, items={name: items[name] for name in STORED})
+    assert not result.reached
+    assert 0 < result.chosen.recall < 0.95
+
+
+def test_types_without_efforts_are_measured_as_they_are(build, queries):
+    result = tune(build(factory="Flat"), {"text": queries})
+    assert [point.parameters for point in result.points] == [{}]
+    assert result.chosen.recall == 1
+    assert result.reached
+
+
+def test_few_items_and_queries(build, queries):
+    result = tune(build(factory="IVF4,Flat", rows=6), {"text": queries[:1]}, k=10)
+    assert (result.k, result.queries) == (6, 1)
+    assert result.chosen.recall == 1
+    with pytest.raises(ValueError, match="0 items"):
+        tune(build(factory="Flat", rows=0), {"text": queries})
+    with pytest.raises(ValueError, match="0 queries"):
+        tune(build(factory="Flat", rows=5), {"text": queries[:0]})
+    with pytest.raises(ValueError, match="'image' is stored"):
+        tune(build(factory="Flat", rows=5), {"image": queries})
+
+
+def test_the_curve_is_written(build, queries, tmp_path):
+    result = tune(build(factory="IVF16,Flat"), {"text": queries})
+    told, picture = result.save(tmp_path / "curve")
+    assert json.loads(told.read_text())["chosen"]["parameters"] == result.chosen.parameters
+    assert len(json.loads(told.read_text())["points"]) == 5
+    assert picture.stat().st_size > 10_000
+
+
+def test_only_unbeaten_settings_are_on_the_curve():
+    made = ((0.5, 1.0), (0.4, 2.0), (0.9, 3.0), (0.9, 4.0))
+    points = [Point({}, recall, seconds, 1 / seconds) for recall, seconds in made]
+    assert [(point.recall, point.seconds) for point in pareto(points)] == [(0.5, 1), (0.9, 3)]
