@@ -15,11 +15,14 @@ from typing import Any
 FLAT_ROWS = 1_000_000
 """Up to so many rows exact search is fast enough to be the answer."""
 MOST_LISTS = 65536
+TRAINING_ROWS = 40
+"""A list: with fewer, k-means places them badly."""
 ID_BYTES = 8
 FLOAT = 4
-PROBED = {0.8: 0.08, 0.9: 0.16, 0.95: 0.25, 0.99: 0.5}
-"""Share of the lists that are probed for a recall; more than trained encoders need, as much as random data does."""
-CANDIDATES = {2: 64.0, 4: 128.0, 8: 256.0}
+PROBED = {0.99: 0.5, 0.95: 0.2, 0.9: 0.12, 0.8: 0.06}
+"""Share of the lists that is probed for a recall: enough where queries point to what was trained to fit them. Vectors
+without any such structure would take half of all lists and gain nothing over exact search."""
+CANDIDATES = {2: 32.0, 4: 128.0, 8: 256.0}
 """{coordinates a code: candidates a result that full vectors rank anew}."""
 UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 UNITS |= {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -79,7 +82,7 @@ def candidates(count: int, width: int, recall_target: float) -> list[Choice]:
     whole = Choice(factory, probed, size, False, f"{told}; vectors as they are, {shown(size)}")
     if count > FLAT_ROWS and recall_target < 1:
         found.insert(0, whole)
-    if count < lists * 40:
+    if count < lists * TRAINING_ROWS:
         return found
     for coordinates, factor in CANDIDATES.items():
         codes = -(-width // coordinates)
@@ -130,16 +133,16 @@ def stored_width(kind: str, number: int, width: int, mapped: bool) -> int:
 
 
 def list_count(count: int) -> int:
-    """Inverted lists: about the square root of the rows, twice that for millions, a power of two."""
+    """Inverted lists: four times the square root of the rows or more, as far as training allows; a power of two."""
     lists = 16
-    while lists < MOST_LISTS and lists * lists * 2 <= count:
+    while lists < MOST_LISTS and lists * lists < 16 * count and 2 * lists * TRAINING_ROWS <= count:
         lists *= 2
     return lists
 
 
 def share_probed(recall_target: float) -> float:
     """The part of all lists that the recall takes."""
-    return next((share for recall, share in PROBED.items() if recall >= recall_target), 1.0)
+    return min((share for recall, share in PROBED.items() if recall >= recall_target), default=1.0)
 
 
 def parse_bytes(budget: Any) -> int:

@@ -20,7 +20,7 @@ REPEATS = 3
 EFFORTS = {
     "nprobe": [2**power for power in range(17)],
     "efSearch": [2**power for power in range(4, 13)],
-    "k_factor": [4.0**power for power in range(6)],
+    "k_factor": [1.0, *(2.0**power for power in range(2, 9))],
 }
 """Values that a sweep tries, as far as they can matter."""
 
@@ -127,7 +127,8 @@ def grid(index: TupleIndex, k: int) -> Iterator[dict[str, Any]]:
     lists = None if inner is None else inner_lists(inner)
     limits = {"nprobe": getattr(lists, "nlist", 1), "efSearch": len(index), "k_factor": len(index) / k}
     names = [name for name in EFFORTS if name in known]
-    values = [[value for value in EFFORTS[name] if value <= limits[name]] or [1] for name in names]
+    least = {"nprobe": limits["nprobe"] / 256}
+    values = [[v for v in EFFORTS[name] if least.get(name, 1) <= v <= limits[name]] or [1] for name in names]
     for chosen in itertools.product(*values):
         yield dict(zip(names, chosen, strict=True))
 

@@ -12,8 +12,8 @@ def test_flat_up_to_a_million_and_lists_beyond():
     assert choose_factory(0, 16).factory == "Flat"
     assert choose_factory(1_000_000, 512).factory == "Flat"
     large = choose_factory(4_000_000, 512)
-    assert large.factory == "IVF2048,Flat"
-    assert 1 < large.parameters["nprobe"] < 2048
+    assert large.factory == "IVF8192,Flat"
+    assert 1 < large.parameters["nprobe"] < 8192
     assert "4,000,000" in large.reason
     assert choose_factory(4_000_000, 512, recall_target=1.0).factory == "Flat"
 
@@ -30,10 +30,10 @@ def test_the_choice_fits_the_budget(count, width, share):
 
 
 def test_where_nothing_fits_the_least_is_named():
-    with pytest.raises(ValueError, match=r"500,000 vectors of width 128 in 1 MB; the least is .* 'IVF512,PQ16x4fs"):
+    with pytest.raises(ValueError, match=r"500,000 vectors of width 128 in 1 MB; the least is .* 'IVF4096,PQ16x4fs"):
         choose_factory(500_000, 128, 1_000_000)
-    least = choose_factory(500_000, 128, 9_000_000)
-    assert least.bytes <= 9_000_000
+    least = choose_factory(500_000, 128, 11_000_000)
+    assert least.bytes <= 11_000_000
 
 
 def test_a_quarter_of_the_raw_size_keeps_full_vectors_on_the_disk():
