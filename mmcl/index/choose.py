@@ -55,7 +55,7 @@ def choose_factory(
     Raises: ValueError where nothing fits, naming the least budget that would do and its type; and for a recall that is
         none.
     """
-    if isinstance(recall_target, bool) or not isinstance(recall_target, Real) or not 0 < recall_target <= 1:
+    if isinstance(recall_target, bool) or not isinstance(recall_target, Real) or not 0 < float(recall_target) <= 1:
         raise ValueError(f"recall_target must be above 0 and at most 1, got {recall_target!r}")
     options = list(candidates(count, width, float(recall_target)))
     fitting = [each for each in options if memory_budget is None or each.bytes <= memory_budget]
@@ -147,7 +147,7 @@ def share_probed(recall_target: float) -> float:
 
 def parse_bytes(budget: Any) -> int:
     """A number of bytes, from one or from text such as "64MB" or "2 GiB"; ValueError for anything else."""
-    if isinstance(budget, Integral) and not isinstance(budget, bool) and budget > 0:
+    if isinstance(budget, Integral) and not isinstance(budget, bool) and int(budget) > 0:
         return int(budget)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)\s*", budget.lower()) if isinstance(budget, str) else None
     unit = match[2] + ("" if match[2].endswith("b") or not match[2] else "b") if match else None

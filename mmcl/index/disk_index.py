@@ -85,9 +85,9 @@ def fused_shards(fusion: Fusion, items: Any) -> list[ShardBlocks]:
     count = len(items[names[0]])
 
     def read(start: int, rows: Any) -> np.ndarray:
-        wanted = slice(rows.start + start, rows.stop + start) if isinstance(rows, slice) else rows + start
-        first = wanted.start if isinstance(rows, slice) else int(wanted[0])
-        return fuse({name: items[name][wanted] for name in names}, first)
+        run = isinstance(rows, slice)
+        wanted: Any = slice(rows.start + start, rows.stop + start) if run else rows + start
+        return fuse({name: items[name][wanted] for name in names}, wanted.start if run else int(wanted[0]))
 
     def part(start: int) -> ShardBlocks:
         return ShardBlocks(min(ARRAY_ROWS, count - start), lambda rows: read(start, rows))
