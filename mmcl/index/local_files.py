@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from mmcl.index.devices import CPU
+from mmcl.index.exact_backend import ExactBackend, exact_pays
 from mmcl.index.faiss_backend import FaissBackend
 from mmcl.index.fusion import FILES as FUSION_FILES
 from mmcl.index.items import Items
@@ -23,7 +25,7 @@ from mmcl.index.local import LocalTuples
 from mmcl.index.store import Digest, sync
 from mmcl.tables import lookup
 
-ENGINES: dict[str, Any] = {"faiss": FaissBackend}
+ENGINES: dict[str, Any] = {"faiss": FaissBackend, "exact": ExactBackend}
 ITEMS, ADDED, ADDED_ITEMS, REMOVED = "items.parquet", "added.npy", "added.parquet", "removed.npy"
 
 
@@ -97,6 +99,8 @@ def read_tuples(folder: Path, manifest: Mapping[str, Any], width: int, memory_ma
     """Undo `write_tuples`. ValueError where the files' counts disagree."""
     engine = lookup(ENGINES, manifest["backend"], "backend")
     base = engine.read(folder, manifest["factory"], width, manifest["engine"], memory_map)
+    if isinstance(base, ExactBackend) and not memory_map and not exact_pays(CPU):
+        base = FaissBackend.build("Flat", width, [base.vectors(np.arange(len(base)))])  # faster on this machine
     items = Items.from_file(folder / ITEMS) if memory_map else Items.from_table(pq.read_table(folder / ITEMS))
     early = len(items)
     added = np.empty((0, width), np.float32)

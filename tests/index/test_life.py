@@ -29,7 +29,7 @@ def best(all_scores, rows, k):
     return rows[np.argsort(-all_scores[:, rows], axis=1, kind="stable")[:, :k]]
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat", "MIPS,IVF16,Flat", "IVF16,PQ8x4,RFlat"])
+@pytest.mark.parametrize("factory", ["Flat", "Exact", "IVF16,Flat", "MIPS,IVF16,Flat", "IVF16,PQ8x4,RFlat"])
 def test_exact_types_find_the_best_of_what_is_there(factory, build, items, queries, all_scores):
     index = build(rows=500, factory=factory)
     effort = {"nprobe": 16} if "IVF" in factory else {}
@@ -301,6 +301,23 @@ def test_every_answer_is_of_one_version_while_another_thread_writes(factory, bui
         for reader in readers:
             reader.join()
     assert failures == []
+
+
+def test_exact_is_flat_where_it_does_not_pay(build, queries, tmp_path, monkeypatch):
+    """Built with matrix units and loaded without, or never built with them: the same answers."""
+    expected = build(factory="Flat").search({"text": queries})
+    monkeypatch.setattr("mmcl.index.exact_backend.exact_pays", lambda device: True)
+    build(factory="Exact").save(tmp_path / "index")
+    monkeypatch.setattr("mmcl.index.local_files.exact_pays", lambda device: False)
+    monkeypatch.setattr("mmcl.index.exact_backend.exact_pays", lambda device: False)
+    loaded, built = TupleIndex.load(tmp_path / "index"), build(factory="Exact")
+    for index in (loaded, built):
+        assert index.info()["factory"] == "Flat"
+        hits = index.search({"text": queries})
+        np.testing.assert_array_equal(hits.ids, expected.ids)
+        np.testing.assert_allclose(hits.scores, expected.scores, rtol=1e-5)
+    mapped = TupleIndex.load(tmp_path / "index", memory_map=True)
+    np.testing.assert_array_equal(mapped.search({"text": queries}).ids, expected.ids)
 
 
 def test_save_links_what_did_not_change(build, items, tmp_path):
