@@ -32,17 +32,22 @@ def alone() -> Iterator[None]:
 
 
 def in_parallel(task: Callable[[int], Result], count: int) -> list[Result]:
-    """`task(0)` on the calling thread, `task(1)` to `task(count - 1)` on others; the results in order."""
+    """`task(0)` on the calling thread, `task(1)` to `task(count - 1)` each alone on another; the results in order."""
     if count == 1:
         return [task(0)]
-    others = [pool(count - 1).submit(task, number) for number in range(1, count)]
+    others = [pool(count - 1).submit(work_alone, task, number) for number in range(1, count)]
     return [task(0), *(other.result() for other in others)]
+
+
+def work_alone(task: Callable[[int], Result], number: int) -> Result:
+    with alone():
+        return task(number)
 
 
 @functools.cache
 def pool(count: int) -> ThreadPoolExecutor:
-    """Threads that work alone, kept for the next search."""
-    return ThreadPoolExecutor(count, "mmcl", initializer=lambda: alone().__enter__())
+    """Threads that are kept for the next search."""
+    return ThreadPoolExecutor(count, "mmcl")
 
 
 @functools.cache
