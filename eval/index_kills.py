@@ -43,7 +43,7 @@ IN_A_SAVE = 0.6
 MIDDLE_FIRST, MIDDLE_LAST = "first write", "renamed"
 ELSEWHERE = ("load", "add", "compact", "save", MIDDLE_LAST, "saved")
 """Steps after which the other kills come."""
-AIMED = 0.75
+AIMED = 0.8
 """Share of those that are aimed there; some come too late."""
 SCORE = Hadamard(("text", "image"), DIM, temperature=1.0)
 QUERIES = {"text": np.random.default_rng(0).standard_normal((8, DIM))}

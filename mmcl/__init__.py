@@ -12,6 +12,7 @@ _HOME = {
     "Hadamard": "mmcl.scores",
     "MultimodalModel": "mmcl.model",
     "TupleIndex": "mmcl.index",
+    "TupleIndexes": "mmcl.index",
     "ZeroShotClassifier": "mmcl.zero_shot",
     "embed": "mmcl.embedding",
     "fit": "mmcl.training",
@@ -22,6 +23,7 @@ __all__ = sorted(_HOME)
 if TYPE_CHECKING:
     from mmcl.embedding import embed as embed
     from mmcl.index import TupleIndex as TupleIndex
+    from mmcl.index import TupleIndexes as TupleIndexes
     from mmcl.model import MultimodalModel as MultimodalModel
     from mmcl.scores import Hadamard as Hadamard
     from mmcl.scores import Score as Score

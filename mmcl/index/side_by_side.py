@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from mmcl.arrays import refuse_unknown
-from mmcl.index.building import brought_metadata, local_tuples
 from mmcl.index.devices import check_device
-from mmcl.index.fusion import Fusion, frozen_copy
 from mmcl.index.hits import Hits
-from mmcl.index.item_checks import check_ids, check_metadata, check_model, listed, refuse_fingerprint
+from mmcl.index.item_checks import check_ids, check_model, listed, refuse_fingerprint
 from mmcl.index.side_by_side_files import folder_names, read_together, write_together
 from mmcl.index.side_by_side_parts import (
     Names,
     all_or_nothing,
     answers,
-    banked,
+    bank_for,
     check_stored,
     choices,
+    encoded_bank,
     every_split,
     factory_of_each,
-    fused_rows,
     held,
     kept,
     refuse_differing,
@@ -90,17 +88,15 @@ class TupleIndexes:
         factories = factory_of_each(factory, chosen)
         fingerprint = source.fingerprint if model is None else model.fingerprint()
         refuse_fingerprint(source.fingerprint, fingerprint, "the embedding shards were")
-        numbers = check_ids(ids, source.count)
-        table = None if metadata is None else check_metadata(metadata, source.count)
-        frozen = frozen_copy(score)
-        fusions = banked([Fusion(frozen, names) for names in chosen], bank, model, encoded)
+        numbers, rows = check_ids(ids, source.count), encoded_bank(bank, score, model, encoded)
+        banks = {names: bank_for(names, rows, score) for names in chosen}
         blocks: list[Block] = []
         built: dict[Names, TupleIndex] = {}
-        for fusion in fusions:
-            part = restricted(source, fusion.modalities, blocks if built else kept(source.blocks, blocks))
-            tuples = local_tuples(fusion, part, numbers, table, factories[fusion.modalities], device)
-            built[fusion.modalities] = index = TupleIndex(fusion, tuples)
+        for names in chosen:
+            part = restricted(source, names, blocks if built else kept(source.blocks, blocks))
+            index = TupleIndex.build(score, part, numbers, metadata, factories[names], device, banks[names])
             index.model, index.fingerprint = model, fingerprint
+            built[names] = index
         return cls(built)
 
     def search(
@@ -267,14 +263,10 @@ class TupleIndexes:
             raise ValueError(f"these indexes store {list(self.modalities)}; the items have {list(items)}")
         source = open_source(items, self.score, self._first.model, self.modalities, encoded)
         refuse_fingerprint(source.fingerprint, self._first.fingerprint, "the embedding shards were")
-        numbers = None if ids is None else check_ids(ids, source.count)
-        table = None if metadata is None else check_metadata(metadata, source.count)
         blocks = list(source.blocks)
-        if table is None:
-            table = brought_metadata(source, [brought for _, brought in blocks if brought is not None])
-        fused = [fused_rows(index._fusion, restricted(source, index.modalities, blocks)) for index in self._all]
+        fused = [index._fused(restricted(source, index.modalities, blocks), ids, metadata, None) for index in self._all]
         with all_or_nothing(self._all) as changed:
-            for tuples, vectors in zip(changed, fused, strict=True):
+            for tuples, (vectors, table, numbers) in zip(changed, fused, strict=True):
                 getattr(tuples, how)(numbers, vectors, table)
 
     @property

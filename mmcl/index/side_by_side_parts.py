@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mmcl.arrays import refuse_unknown
-from mmcl.index.fusion import Fusion, embedded
+from mmcl.index.fusion import embedded
 from mmcl.index.growing import Growing
 from mmcl.index.items import Items
 from mmcl.index.sources import Block, Source
@@ -64,25 +64,25 @@ def factory_of_each(factory: Any, stored: Sequence[Names]) -> dict[Names, Any]:
     return chosen
 
 
-def banked(fusions: Sequence[Fusion], bank: Any, model: Any, encoded: Any) -> list[Fusion]:
-    """Each with those rows of the bank that are of the modalities it does not store."""
+def encoded_bank(bank: Any, score: Score, model: Any, encoded: Any) -> dict[str, Any] | None:
+    """{modality: (b, d)} of a bank, its raw values encoded; None where there is none."""
     if bank is None:
-        return list(fusions)
-    score = fusions[0].score
+        return None
     if not isinstance(bank, Mapping):
         raise ValueError(f"bank must be {{modality: rows}}, got {type(bank).__name__}")
     refuse_unknown(bank, score.modalities, "the bank")
-    rows = embedded(bank, score, model, encoded) if bank else {}
-    found = []
-    for fusion in fusions:
-        asked = {name: part for name, part in rows.items() if name in fusion.query_modalities}
-        if not asked:
-            some = list(fusion.query_modalities)
-            raise ValueError(
-                f"the bank has {list(bank)}; the index of {fusion.modalities} is searched by some of {some}"
-            )
-        found.append(fusion.with_bank(asked, None, True))
-    return found
+    return dict(embedded(bank, score, model, encoded)) if bank else {}
+
+
+def bank_for(stored: Names, bank: Mapping[str, Any] | None, score: Score) -> dict[str, Any] | None:
+    """Those rows of the bank that are of modalities which an index does not store; ValueError where there are none."""
+    if bank is None:
+        return None
+    asked = {name: rows for name, rows in bank.items() if name not in stored}
+    if not asked:
+        some = [name for name in score.modalities if name not in stored]
+        raise ValueError(f"the bank has {list(bank)}; the index of {stored} is searched by some of {some}")
+    return asked
 
 
 def kept(blocks: Iterable[Block], memory: list[Block]) -> Iterator[Block]:
@@ -95,12 +95,7 @@ def kept(blocks: Iterable[Block], memory: list[Block]) -> Iterator[Block]:
 def restricted(source: Source, modalities: Names, blocks: Iterable[Block]) -> Source:
     """The source with some of its modalities, made of these blocks of it."""
     some = (({name: rows[name] for name in modalities}, metadata) for rows, metadata in blocks)
-    return dataclasses.replace(source, modalities=modalities, blocks=some)
-
-
-def fused_rows(fusion: Fusion, source: Source) -> np.ndarray:
-    """(n, width) float32 item vectors of all blocks."""
-    return np.concatenate([np.empty((0, fusion.width), np.float32), *fusion.items(source, [])])
+    return dataclasses.replace(source, modalities=modalities, blocks=some, shards=None)
 
 
 def answers(index: Any, queried: Sequence[str]) -> bool:

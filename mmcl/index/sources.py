@@ -38,7 +38,9 @@ class Source:
 
 
 def open_source(items: Any, score: Score, model: Any, modalities: Any, encoded: Any) -> Source:
-    """The source behind `items`; see `TupleIndex.build` for what they may be."""
+    """The source behind `items`; see `TupleIndex.build` for what they may be, besides a source that is open already."""
+    if isinstance(items, Source):
+        return items
     if isinstance(items, str | Path) or is_folders(items):
         return shards_source(items, score, modalities)
     if isinstance(items, Mapping) and not is_dataset(items, "DatasetDict"):
@@ -127,7 +129,7 @@ def shards_source(folder: Any, score: Score, modalities: Any) -> Source:
 
 
 def item_modalities(present: Iterable[str], score: Score, modalities: Any, where: str) -> tuple[str, ...]:
-    """Those to be fused, in the score's order: some and not all of the score's."""
+    """Those to be fused, in the score's order."""
     present = list(present)
     if isinstance(modalities, str):
         modalities = (modalities,)
@@ -138,12 +140,16 @@ def item_modalities(present: Iterable[str], score: Score, modalities: Any, where
         raise KeyError(f"{where} has no modality {missing[0]!r}; it has {present}")
     if not chosen:
         raise ValueError(f"{where} has none of the modalities {list(score.modalities)}")
-    if set(chosen) == set(score.modalities):
+    return tuple(name for name in score.modalities if name in chosen)
+
+
+def refuse_all(stored: Iterable[str], score: Score) -> None:
+    """ValueError where the items are of all the score's modalities."""
+    if set(stored) == set(score.modalities):
         raise ValueError(
-            f"{sorted(chosen)} are all the modalities, and none is left to search by; choose those to store with "
+            f"{sorted(stored)} are all the modalities, and none is left to search by; choose those to store with "
             f"modalities=(...), some of {list(score.modalities)}"
         )
-    return tuple(name for name in score.modalities if name in chosen)
 
 
 def checked_block(

@@ -19,8 +19,10 @@ from typing import Any, TypeVar
 from mmcl import __version__
 from mmcl.files import sha256
 
-FORMAT = "mmcl.tuple_index"
+FORMAT, TOGETHER = "mmcl.tuple_index", "mmcl.tuple_indexes"
 FORMAT_VERSION = 2
+FORMATS = {FORMAT: (FORMAT_VERSION, "an index (TupleIndex)"), TOGETHER: (1, "several indexes (TupleIndexes)")}
+"""{what a manifest is of: (its version, the same in words)}."""
 MANIFEST, DRAFT, LOCK = "manifest.json", ".manifest.json.draft", ".lock"
 BUILDING = ".building"
 """Folder of a build that goes on where it was interrupted."""
@@ -60,45 +62,69 @@ def write_version(
     refuse_foreign_folder(path)
     with locked(path):
         refuse_changed(path, expected)
-        folder = path / f"v-{uuid.uuid4().hex}"
+        manifest = add_version(path, write, about)
         try:
-            folder.mkdir()
-            known = write(folder)
-            head = {"format": FORMAT, "format_version": FORMAT_VERSION, "mmcl_version": __version__}
-            files = {file.name: known.get(file.name) or digest_of(file) for file in sorted(folder.iterdir())}
-            sync(folder)
-            manifest = write_manifest(path, {**head, "version": folder.name, **about, "files": files})
+            write_manifest(path, manifest)
         except BaseException:
-            if not is_current(path, folder.name):
-                shutil.rmtree(folder, ignore_errors=True)
+            if not is_current(path, manifest["version"]):
+                shutil.rmtree(path / manifest["version"], ignore_errors=True)
             raise
-        sync(path)
-        for old in path.iterdir():
-            if VERSION.fullmatch(old.name) and old.name != folder.name:
-                shutil.rmtree(old)
+        remove_other_versions(path, manifest["version"])
     return manifest
+
+
+def add_version(path: Path, write: Callable[[Path], dict[str, Digest]], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a version beside the one that counts, whole on the disk; returns the manifest that would make it count."""
+    folder = path / f"v-{uuid.uuid4().hex}"
+    try:
+        folder.mkdir()
+        known = write(folder)
+        head = {"format": FORMAT, "format_version": FORMAT_VERSION, "mmcl_version": __version__}
+        files = {file.name: known.get(file.name) or digest_of(file) for file in sorted(folder.iterdir())}
+        sync(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return {**head, "version": folder.name, **about, "files": files}
+
+
+def remove_other_versions(path: Path, version: str) -> None:
+    """Leave only this version, which counts already."""
+    sync(path)
+    for old in path.iterdir():
+        if VERSION.fullmatch(old.name) and old.name != version:
+            shutil.rmtree(old)
 
 
 def read_version(path: Path, read: Callable[[Path, dict[str, Any]], Loaded]) -> Loaded:
     """`read(folder, manifest)` of the current version, after its checksums; again if a writer switched meanwhile."""
-    while True:
-        manifest = read_manifest(path)
+
+    def checked(manifest: dict[str, Any]) -> Loaded:
         folder = path / manifest["version"]
+        check_files(folder, manifest["files"])
+        return read(folder, manifest)
+
+    return read_current(path, checked)
+
+
+def read_current(path: Path, read: Callable[[dict[str, Any]], Loaded], form: str = FORMAT) -> Loaded:
+    """`read(manifest)` of what counts now; again if a writer switched meanwhile."""
+    while True:
+        manifest = read_manifest(path, form)
         try:
-            check_files(folder, manifest["files"])
-            return read(folder, manifest)
+            return read(manifest)
         except (OSError, ValueError):
-            if read_manifest(path)["version"] == manifest["version"]:
+            if read_manifest(path, form)["version"] == manifest["version"]:
                 raise
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of the index at `path`.
+def read_manifest(path: Path, form: str = FORMAT) -> dict[str, Any]:
+    """The manifest of the index, or of what else `form` names, at `path`.
 
     Raises: FileNotFoundError where there is no index; ValueError naming the file where it is broken, of something
         else, or of another format version.
     """
-    file = path / MANIFEST
+    (version, what), file = FORMATS[form], path / MANIFEST
     if not file.is_file():
         raise FileNotFoundError(f"no index at {path}: it has no {MANIFEST}")
     content = file.read_bytes()
@@ -106,11 +132,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(content)
     except ValueError as error:
         raise ValueError(f"{file} is damaged: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f"{file} is not the manifest of an index")
-    if manifest.get("format_version") != FORMAT_VERSION:
+    found = str(manifest.get("format")) if isinstance(manifest, dict) else ""
+    if found != form:
+        other = f", but of {FORMATS[found][1]}" if found in FORMATS else ""
+        raise ValueError(f"{file} is not the manifest of {what}{other}")
+    if manifest.get("format_version") != version:
         found = manifest.get("format_version")
-        raise ValueError(f"{file} has format version {found!r}; this mmcl ({__version__}) reads {FORMAT_VERSION}")
+        raise ValueError(f"{file} has format version {found!r}; this mmcl ({__version__}) reads {version}")
     digest = str(manifest.get("sha256"))
     if content_digest(content.replace(digest.encode(), NO_DIGEST.encode())) != digest:
         raise ValueError(f"{file} is damaged: its SHA-256 differs from the one it states")
@@ -144,11 +172,11 @@ def refuse_foreign_folder(path: Path) -> None:
         raise ValueError(f"{path} holds something else than an index ({foreign[0]!r}); choose another folder")
 
 
-def refuse_changed(path: Path, expected: str | None) -> None:
+def refuse_changed(path: Path, expected: str | None, form: str = FORMAT) -> None:
     """ValueError where another writer has saved since: what it stored would be lost."""
     if expected is None or not (path / MANIFEST).exists():
         return
-    found = read_manifest(path)["version"]
+    found = read_manifest(path, form)["version"]
     if found != expected:
         raise ValueError(
             f"{path} has been saved by another writer since this index was loaded or saved ({found} is there, not "
@@ -156,10 +184,10 @@ def refuse_changed(path: Path, expected: str | None) -> None:
         )
 
 
-def is_current(path: Path, version: str) -> bool:
+def is_current(path: Path, version: str, form: str = FORMAT) -> bool:
     """Whether the manifest already names this version: an interrupt may come right after the switch."""
     try:
-        return read_manifest(path)["version"] == version
+        return read_manifest(path, form)["version"] == version
     except (OSError, ValueError):
         return False
 

@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ from mmcl.index.fusion import Fusion, frozen_copy
 from mmcl.index.hits import Hits
 from mmcl.index.item_checks import check_ids, check_metadata, check_model, listed, refuse_fingerprint
 from mmcl.index.local_files import read_tuples
-from mmcl.index.sources import is_dataset, open_source
+from mmcl.index.sources import is_dataset, open_source, refuse_all
 from mmcl.index.store import FORMAT_VERSION, read_version, write_version
 from mmcl.scores import Score
 from mmcl.tables import lookup
@@ -123,6 +123,7 @@ class TupleIndex:
         device = check_device(device)
         score, model = (score, None) if isinstance(score, Score) else (check_model(score).score, score)
         source = open_source(items, score, model, modalities, encoded)
+        refuse_all(source.modalities, score)
         fingerprint = source.fingerprint if model is None else model.fingerprint()
         refuse_fingerprint(source.fingerprint, fingerprint, "the embedding shards were")
         numbers = check_ids(ids, source.count)
@@ -281,15 +282,8 @@ class TupleIndex:
         with self._saving:
             path = Path(path)
             known = self._version if path == self._path and not replace else None
-            saving = self._tuples.saving()
-
-            def write(folder: Path) -> dict[str, Any]:
-                self._fusion.write(folder)
-                return saving.write(folder)
-
-            manifest = write_version(path, write, {**self._about(), **saving.about()}, known)
-            saving.done(path / manifest["version"], manifest["files"])
-            self._path, self._version = path, manifest["version"]
+            write, about, done = self._draft()
+            done(path, write_version(path, write, about, known))
 
     @classmethod
     def load(
@@ -350,6 +344,20 @@ class TupleIndex:
         blocks = list(self._fusion.items(source, collected))
         vectors = np.concatenate([np.empty((0, self._fusion.width), np.float32), *blocks])
         return vectors, brought_metadata(source, collected) if table is None else table, numbers
+
+    def _draft(self) -> tuple[Callable[[Path], Any], dict[str, Any], Callable[[Path, Any], None]]:
+        """This moment's version: what writes it, what its manifest says, what is told where it has been written."""
+        saving = self._tuples.saving()
+
+        def write(folder: Path) -> dict[str, Any]:
+            self._fusion.write(folder)
+            return saving.write(folder)
+
+        def done(path: Path, manifest: Mapping[str, Any]) -> None:
+            saving.done(path / manifest["version"], manifest["files"])
+            self._path, self._version = path, manifest["version"]
+
+        return write, {**self._about(), **saving.about()}, done
 
     def _about(self) -> dict[str, Any]:
         """What manifest and `info` share, beside the tuples themselves."""

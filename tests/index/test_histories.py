@@ -30,6 +30,12 @@ NIGHTLY_HISTORIES, NIGHTLY_STEPS = 1000, 30
 STORED, POOL, DIM, TRAINED_ON = ("image", "audio"), 160, 8, 24
 FEW = strategies.lists(strategies.integers(0, POOL - 1), max_size=12)
 YEARS = range(1990, 2010)
+FILTERS = {
+    "many": lambda year: (("year >= ?", [year]), lambda row: row["year"] is not None and row["year"] >= year),
+    "null": lambda year: (f"year < {year} or year is null", lambda row: row["year"] is None or row["year"] < year),
+    "one": lambda year: (f"name = '항목 {year % 9}'", lambda row: row["number"] == year % 9),
+}
+"""{kind: (a condition, what it means)} of a year."""
 
 
 def metadata_of(number, year):
@@ -174,20 +180,21 @@ class History(RuleBasedStateMachine):
         """Fewer lists, codes or nodes may miss items, and never return wrong or repeated ones."""
         self.check_hits(self.index.search(self.queries(query), k=k), k, query, set(self.model), whole=False)
 
-    @rule(k=strategies.integers(1, 200), query=strategies.integers(0, 5), year=strategies.sampled_from(YEARS))
-    def search_filtered(self, k, query, year):
-        for where, meets in (
-            (("year >= ?", [year]), lambda row: row["year"] is not None and row["year"] >= year),
-            (f"year < {year} or year is null", lambda row: row["year"] is None or row["year"] < year),
-            ("name = '항목 7'", lambda row: row["number"] == 7),
-        ):
-            there = {key for key, row in self.model.items() if meets(row)}
-            hits = self.index.search(self.queries(query), k=k, where=where, **FACTORIES[self.factory])
-            self.check_hits(hits, k, query, there, whole=True)
+    @rule(
+        k=strategies.integers(1, 200),
+        query=strategies.integers(0, 5),
+        year=strategies.sampled_from(YEARS),
+        kind=strategies.sampled_from(sorted(FILTERS)),
+    )
+    def search_filtered(self, k, query, year, kind):
+        where, meets = FILTERS[kind](year)
+        there = {key for key, row in self.model.items() if meets(row)}
+        hits = self.index.search(self.queries(query), k=k, where=where, **FACTORIES[self.factory])
+        self.check_hits(hits, k, query, there, whole=True)
 
     @rule(query=strategies.integers(0, 5))
     def keep_an_answer(self, query):
-        """Its metadata is looked up at the end of the history, whatever has happened to the items since."""
+        """Its metadata is looked up later, whatever has happened to the items since."""
         self.hits.append((self.index.search(self.queries(query), k=9), dict(self.model)))
 
     @precondition(lambda self: self.hits)
