@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,7 +22,10 @@ def save_tensors(tensors: Mapping[str, Tensor], file: str | Path, metadata: dict
     Every tensor is written under every name it has: tensors that share memory come back as equal copies.
     """
     state = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-    save_file(state, file, metadata=metadata)
+    try:
+        save_file(state, file, metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(f"{file} cannot be written: {error}") from error
     umask = os.umask(0)
     os.umask(umask)
     os.chmod(file, 0o666 & ~umask)

@@ -122,7 +122,7 @@ def write_items(file: Path, ids: np.ndarray, metadata: Any) -> list[str]:
     schema, parts = metadata_parts(metadata, len(ids))
     whole = pa.schema([pa.field(ID, pa.large_string() if named else pa.int64()), *schema])
     start = 0
-    with pq.ParquetWriter(file, whole) as writer:
+    with open(file, "wb") as opened, pq.ParquetWriter(opened, whole) as writer:
         for table in parts:
             end = start + table.num_rows
             keys = pa.array(ids[start:end], whole.field(ID).type)

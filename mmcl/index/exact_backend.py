@@ -1,9 +1,10 @@
 """Exact search at the speed of bfloat16, for CPUs with matrix units (AMX) and for GPUs.
 
-What comes back is what float64 brute force over the float32 vectors finds: the same rows, of equal scores the earlier,
-and the same scores rounded to float32. The coarse scan only decides which rows are looked at, and its bounds are proved
-(see `exact_rounding`), not estimated. Where bfloat16 tells too many rows apart badly (thousands of near-ties, queries
-of zeros) those queries are answered by brute force in float64: slower, by 5 to 20 times, and just as exact.
+What comes back is what float64 brute force over the float32 vectors finds, up to float64's own rounding: the same rows,
+of equal scores the earlier, and the same scores, rounded to float32. The coarse scan only decides which rows are looked
+at, and its bounds are proved (see `exact_rounding`), not estimated. A query whose best rows bfloat16 cannot tell apart
+(thousands of near-ties, a query of zeros) is answered by brute force in float64: up to 5 times the float32 product, and
+just as exact.
 """
 
 import io

@@ -25,6 +25,7 @@ from mmcl.index.faiss_files import read_faiss, stored_bytes, write_faiss
 from mmcl.index.faiss_params import check_parameters, filling_parameter, search_parameters
 from mmcl.index.faiss_ranges import clips, refuse_beyond, squares, widen_ranges, with_offsets
 from mmcl.index.faiss_rows import (
+    at_rows,
     copy_of,
     drop_rows,
     first_kept,
@@ -169,7 +170,8 @@ class FaissBackend:
 
     def rebuilt(self, keep: np.ndarray | None, added: Rows) -> "FaissBackend":
         """Another backend: the rows that are kept, renumbered in order, and `added` behind them."""
-        index = copy_of(self.index, self.memory_mapped)
+        with self._mapping:
+            index = copy_of(self.index, self.memory_mapped)
         if keep is not None and not keep.all():
             drop_rows(index, keep)
         backend = FaissBackend(index, self.factory, self.width, self.norm)
@@ -188,7 +190,8 @@ class FaissBackend:
 
     def write(self, folder: Path) -> list[str]:
         """Write into a folder; returns the files' names. OSError where the disk is full."""
-        return write_faiss(self.index, folder)
+        with self._mapping:  # a map that is half made would be written, too
+            return write_faiss(self.index, folder)
 
     def stored_bytes(self) -> int:
         """How many bytes `write` writes."""
@@ -242,7 +245,7 @@ class FaissBackend:
     def _among(self, queries: Rows, k: int, rows: np.ndarray) -> Found:
         """By brute force over these rows."""
         scores, places = nearest(np.ascontiguousarray(queries), self.vectors(rows), k)
-        return scores, rows[places]
+        return scores, at_rows(rows, places)
 
     def _overfetched(
         self, queries: Rows, k: int, wanted: int, parameters: Mapping[str, Any], keep: np.ndarray

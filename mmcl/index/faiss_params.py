@@ -54,7 +54,7 @@ def search_parameters(index: Any, given: Mapping[str, Any], k: int, chosen: Any 
     if isinstance(index, faiss.IndexRefine):
         factor = float(given.get("k_factor", index.k_factor))
         inner = {name: value for name, value in given.items() if name != "k_factor"}
-        factor = max(1.0, min(factor, index.ntotal / k))
+        factor = max(1.0, min(factor, (index.ntotal + 0.5) / k))  # FAISS cuts k * factor, a float32, to a whole number
         base = search_parameters(index.base_index, inner, max(k, int(k * factor)), chosen)
         return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=base)
     if isinstance(index, faiss.IndexIVF):

@@ -20,6 +20,11 @@ def nearest(queries: np.ndarray, vectors: np.ndarray, k: int) -> Found:
     return faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
 
 
+def at_rows(rows: np.ndarray, places: np.ndarray) -> Int64[np.ndarray, "nq k"]:
+    """The row at each place; -1 where FAISS found none, as where the score is minus infinity."""
+    return np.where(places < 0, -1, rows[places])
+
+
 def padded(scores: np.ndarray, rows: np.ndarray, k: int) -> Found:
     """Both with k columns, -inf and -1 behind what there is."""
     count, there = rows.shape

@@ -25,6 +25,8 @@ class Growing:
 
     def appended(self, rows: np.ndarray) -> "Growing":
         """A snapshot with these rows behind its own."""
+        if not len(rows):
+            return self
         count = self._count + len(rows)
         buffer = self._buffer
         if count > len(buffer):

@@ -118,12 +118,13 @@ def as_column(name: Any, values: Any) -> pa.Array | pa.ChunkedArray:
 
 
 def refuse_unstorable(table: pa.Table) -> None:
-    """ValueError for a column of a type that parquet cannot hold: now, not when the index is saved."""
+    """ValueError for a column of a type that parquet cannot hold, or that arrow cannot look up: now, not later."""
     import pyarrow.parquet as pq
 
     for name in table.column_names:
         try:
             pq.write_table(table.select([name]).slice(0, 0), BytesIO())
+            table.select([name]).slice(0, 0).take(pa.array([], pa.int64()))
         except pa.ArrowException as error:
             kind = table.schema.field(name).type
             raise ValueError(f"metadata column {name!r} of type {kind} cannot be stored: {error}") from None
@@ -131,8 +132,10 @@ def refuse_unstorable(table: pa.Table) -> None:
 
 def listed(ids: Any) -> tuple[list[Any], bool]:
     """Ids as a list, and whether it was a single one."""
-    single = isinstance(ids, str) or np.ndim(ids) == 0
-    return ([ids] if single else ids.tolist() if hasattr(ids, "tolist") else list(ids)), single
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    single = isinstance(ids, str | bytes) or not isinstance(ids, Iterable)
+    return ([ids] if single else list(ids)), single
 
 
 def check_model(model: Any) -> Any:

@@ -159,8 +159,16 @@ class Items:
     @classmethod
     def from_file(cls, file: Path) -> "Items":
         """`to_table` written as parquet: ids in memory, metadata left in the file."""
-        columns = [name for name in pq.read_schema(file).names if name != ID]
-        return cls(ids_of(pq.read_table(file, columns=[ID])), StoredTable(file, columns))
+        with open(file, "rb") as opened:
+            parquet = pq.ParquetFile(opened)
+            columns = [name for name in parquet.schema_arrow.names if name != ID]
+            return cls(ids_of(parquet.read([ID])), StoredTable(file, columns))
+
+    @classmethod
+    def from_parquet(cls, file: Path) -> "Items":
+        """The same with all in memory. A path is opened here: arrow takes some names for addresses."""
+        with open(file, "rb") as opened:
+            return cls.from_table(pq.ParquetFile(opened).read())
 
 
 def ids_of(table: pa.Table) -> np.ndarray:
@@ -169,7 +177,7 @@ def ids_of(table: pa.Table) -> np.ndarray:
     return table[ID].to_numpy().astype(kind, copy=False)
 
 
-def appended_table(table: Any, rows: int, more: pa.Table, count: int) -> pa.Table:
+def appended_table(table: Any, rows: int, more: Any, count: int) -> Any:
     """`more` (count rows) behind `table` (of `rows`); a column that one of them lacks is null there.
 
     Raises: ValueError for a column whose values do not fit the type that the index has.
@@ -177,7 +185,7 @@ def appended_table(table: Any, rows: int, more: pa.Table, count: int) -> pa.Tabl
     fields = {field.name: field for field in table.schema}
     for field in more.schema:
         old = fields.get(field.name)
-        fields[field.name] = field if old is None or pa.types.is_null(old.type) else old
+        fields[field.name] = field if old is None or is_open(old.type) else old
     if not fields:
         return table
     columns = {}
@@ -204,9 +212,16 @@ def column_as(table: Any, name: str, kind: pa.DataType, rows: int) -> pa.Chunked
     raise ValueError(f"metadata column {name!r} holds {kind} in this index, and {column.type} does not fit: {why}")
 
 
+def is_open(kind: pa.DataType) -> bool:
+    """Whether no value has told yet what it holds: nulls, or lists without elements."""
+    return pa.types.is_null(kind) or (pa.types.is_list(kind) and is_open(kind.value_type))
+
+
 def keeps_values(kind: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a cast that arrow accepts gives back the very values: no number for a text, no rounding."""
     types = pa.types
+    if types.is_list(kind) and types.is_list(wanted):
+        return kind.value_type == wanted.value_type or keeps_values(kind.value_type, wanted.value_type)
     text = (types.is_string, types.is_large_string, types.is_dictionary)
     pairs = (
         (types.is_null(kind), True),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mmcl.index.faiss_rows import nearest
+from mmcl.index.faiss_rows import at_rows, nearest
 from mmcl.index.growing import Growing
 from mmcl.index.hits import Hits, split_by
 from mmcl.index.items import Items
@@ -279,7 +279,8 @@ def best_rows(
             added = added[numbers]
         if len(added):
             scores, rows = nearest(queries, added, min(k, len(added)))
-            found.append((scores, (rows if numbers is None else numbers[rows]) + base))
+            numbers = np.arange(len(added)) if numbers is None else numbers
+            found.append((scores, at_rows(numbers + base, rows)))
     if len(found) == 1 and found[0][0].shape[1] == k:
         return found[0]
     nothing = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)

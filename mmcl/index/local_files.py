@@ -38,8 +38,11 @@ class Saved:
     files: Mapping[str, Digest]
 
     def of(self, base: Any) -> bool:
-        """Whether these files still hold this base."""
-        return self.base is base and all((self.folder / name).is_file() for name in self.files)
+        """Whether these files still hold this base, and whole."""
+        return self.base is base and all(
+            (self.folder / name).is_file() and (self.folder / name).stat().st_size == stated["size"]
+            for name, stated in self.files.items()
+        )
 
 
 def about_base(base: Any) -> dict[str, Any]:
@@ -81,11 +84,11 @@ class Saving:
                 known[name] = digest
             self.names = list(known)
         else:
-            pq.write_table(now.items.to_table(0, base), folder / ITEMS)
+            write_table(folder / ITEMS, now.items.to_table(0, base))
             self.names = [ITEMS, *now.base.write(folder)]
         if len(now.added):
             write_array(folder / ADDED, now.added.rows)
-            pq.write_table(now.items.to_table(base), folder / ADDED_ITEMS)
+            write_table(folder / ADDED_ITEMS, now.items.to_table(base))
         if not now.whole:
             write_array(folder / REMOVED, np.flatnonzero(~now.alive))
         return known
@@ -101,15 +104,15 @@ def read_tuples(folder: Path, manifest: Mapping[str, Any], width: int, memory_ma
     base = engine.read(folder, manifest["factory"], width, manifest["engine"], memory_map)
     if isinstance(base, ExactBackend) and not memory_map and not exact_pays(CPU):
         base = FaissBackend.build("Flat", width, [base.vectors(np.arange(len(base)))])  # faster on this machine
-    items = Items.from_file(folder / ITEMS) if memory_map else Items.from_table(pq.read_table(folder / ITEMS))
+    items = Items.from_file(folder / ITEMS) if memory_map else Items.from_parquet(folder / ITEMS)
     early = len(items)
     added = np.empty((0, width), np.float32)
-    if (folder / ADDED).is_file():
+    if ADDED in manifest["files"]:
         added = np.load(folder / ADDED, allow_pickle=False)
-        more = Items.from_table(pq.read_table(folder / ADDED_ITEMS))
+        more = Items.from_parquet(folder / ADDED_ITEMS)
         items = items.appended(more.ids, more.metadata)
     alive = np.ones(len(items), bool)
-    if (folder / REMOVED).is_file():
+    if REMOVED in manifest["files"]:
         alive[np.load(folder / REMOVED, allow_pickle=False)] = False
     tuples = LocalTuples(base, items, added, alive, manifest["next_id"])
     found = (len(base) + len(added), len(items), len(tuples))
@@ -120,6 +123,12 @@ def read_tuples(folder: Path, manifest: Mapping[str, Any], width: int, memory_ma
     names = [name for name in manifest["files"] if name not in (ADDED, ADDED_ITEMS, REMOVED, *FUSION_FILES)]
     tuples.saved = Saved(base, folder, {name: manifest["files"][name] for name in names})
     return tuples
+
+
+def write_table(file: Path, table: Any) -> None:
+    """A parquet file; opened here, as arrow takes some names for addresses."""
+    with open(file, "wb") as opened:
+        pq.write_table(table, opened)
 
 
 def write_array(file: Path, rows: np.ndarray) -> None:

@@ -41,7 +41,8 @@ def write_version(
     write: Callable[[Path], dict[str, Digest]],
     about: Mapping[str, Any],
     expected: str | None = None,
-) -> dict[str, Any]:
+    switched: Callable[[dict[str, Any]], None] = lambda manifest: None,
+) -> None:
     """Write a new version beside the old one, switch to it in one step, remove the old.
 
     Killed at any point, the folder still loads: as the old version before the switch, as the new one after.
@@ -52,7 +53,7 @@ def write_version(
             knows beforehand, of files that it linked from the version before.
         about: what the manifest says besides versions and checksums, JSON-serialisable.
         expected: the version that the writer knows; None: whatever is there is replaced.
-    Returns: the manifest.
+        switched: told the manifest once it counts, whatever fails afterwards.
     Raises: ValueError where the folder holds something else, or another version than expected; TimeoutError where
         another writer holds the lock for a minute; OSError where the disk does not take it.
     """
@@ -66,11 +67,13 @@ def write_version(
         try:
             write_manifest(path, manifest)
         except BaseException:
-            if not is_current(path, manifest["version"]):
+            if is_current(path, manifest["version"]):
+                switched(manifest)
+            else:
                 shutil.rmtree(path / manifest["version"], ignore_errors=True)
             raise
+        switched(manifest)
         remove_other_versions(path, manifest["version"])
-    return manifest
 
 
 def add_version(path: Path, write: Callable[[Path], dict[str, Digest]], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,14 +163,11 @@ def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
 
 def refuse_foreign_folder(path: Path) -> None:
     """ValueError where the folder holds neither an index nor only what a killed first save left."""
+    ours = (DRAFT, LOCK, BUILDING, MANIFEST)
+    foreign = sorted(e.name for e in path.iterdir() if e.name not in ours and not VERSION.fullmatch(e.name))
     if (path / MANIFEST).exists():
         read_manifest(path)
         return
-    foreign = sorted(
-        entry.name
-        for entry in path.iterdir()
-        if entry.name not in (DRAFT, LOCK, BUILDING) and not VERSION.fullmatch(entry.name)
-    )
     if foreign:
         raise ValueError(f"{path} holds something else than an index ({foreign[0]!r}); choose another folder")
 

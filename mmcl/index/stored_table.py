@@ -21,7 +21,7 @@ class StoredTable:
     def __init__(self, file: Path, columns: list[str]):
         self.file = file
         self.column_names = columns
-        self._opened = pq.ParquetFile(pa.memory_map(str(file)))
+        self._opened = pq.ParquetFile(pa.memory_map(str(file.absolute())))
         counts = [self._opened.metadata.row_group(number).num_rows for number in range(self._opened.num_row_groups)]
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._group = functools.lru_cache(GROUPS)(self._read_group)

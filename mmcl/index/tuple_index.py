@@ -55,7 +55,8 @@ class TupleIndex:
         """Why factory="auto" took this type."""
         self._path: Path | None = None
         self._folder: TemporaryDirectory | None = None
-        self._version: str | None = None
+        self._versions: dict[Path, str] = {}
+        """{folder: the version that was last loaded from there, or saved to it}."""
         self._saving = threading.Lock()
 
     @classmethod
@@ -281,9 +282,9 @@ class TupleIndex:
         """
         with self._saving:
             path = Path(path)
-            known = self._version if path == self._path and not replace else None
+            known = None if replace else self._versions.get(path.resolve())
             write, about, done = self._draft()
-            done(path, write_version(path, write, about, known))
+            write_version(path, write, about, known, functools.partial(done, path))
 
     @classmethod
     def load(
@@ -302,7 +303,7 @@ class TupleIndex:
         """
         device = check_device(device)
         index = read_version(Path(path), functools.partial(cls._read, memory_map=memory_map, token=token))
-        index._path = Path(path)
+        index._path = Path(path).absolute()
         index._tuples.move(device)
         if model is not None:
             refuse_fingerprint(index.fingerprint, check_model(model).fingerprint(), f"{path} was")
@@ -328,7 +329,8 @@ class TupleIndex:
         else:
             tuples = read_tuples(folder, manifest, fusion.width, memory_map)
         index = cls(fusion, tuples)
-        index.fingerprint, index._version = manifest["fingerprint"], manifest["version"]
+        index.fingerprint = manifest["fingerprint"]
+        index._versions[folder.parent.resolve()] = manifest["version"]
         index.search_parameters, index.reason = manifest["search_parameters"], manifest["reason"]
         return index
 
@@ -355,7 +357,8 @@ class TupleIndex:
 
         def done(path: Path, manifest: Mapping[str, Any]) -> None:
             saving.done(path / manifest["version"], manifest["files"])
-            self._path, self._version = path, manifest["version"]
+            self._path = path.absolute()
+            self._versions[path.resolve()] = manifest["version"]
 
         return write, {**self._about(), **saving.about()}, done
 

@@ -241,6 +241,14 @@ def test_re_ranking_all_codes_is_exact(k, unit_rows):
     np.testing.assert_allclose(hits.scores, -np.sort(-queries.numpy() @ rows.T, axis=1)[:, :k], atol=1e-6)
 
 
+def test_parameters_that_an_index_keeps_are_checked_too(build, queries):
+    for factory, kept, told in (("Flat", {"efSearch": 3}, "unknown.*'efSearch'"), ("IVF4,Flat", {"nprobe": 0}, ">= 1")):
+        index = build(factory=factory)
+        index.search_parameters = kept
+        with pytest.raises(ValueError, match=told):
+            index.search({"text": queries})
+
+
 def test_a_filter_that_keeps_one_in_two_hundred_is_filled_and_exact(factory, build, make_score, items, queries):
     """Also for types that FAISS cannot tell which rows to leave out."""
     index = build(factory=factory, metadata={"rare": [row % 200 == 7 for row in range(700)]})

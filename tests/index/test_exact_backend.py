@@ -11,8 +11,8 @@ import torch
 
 from mmcl.index import exact_backend, exact_rounding, exact_scan, exact_search
 from mmcl.index.exact_backend import ExactBackend, exact_pays
-from mmcl.index.exact_rounding import round_queries, round_rows
-from mmcl.index.exact_scan import products
+from mmcl.index.exact_rounding import CoarseQueries, round_queries, round_rows
+from mmcl.index.exact_scan import Bar, products
 from mmcl.index.faiss_setup import load_faiss
 
 N, WIDTH, NQ = 6000, 40, 24
@@ -70,7 +70,7 @@ CASES = {
     "norms over 1e60": lambda: (magnitudes(-30, 30), normal(NQ, WIDTH, seed=1)),
     "coordinates over 1e12": lambda: (normal(N, WIDTH) * 10 ** (12 * uniform(N, WIDTH)), normal(NQ, WIDTH, seed=1)),
     "one long row": with_outlier,
-    "near float32's largest": lambda: (normal(N, WIDTH) * 6e37, normal(NQ, WIDTH, seed=1) * 1e-3),
+    "float32's largest": lambda: (3.4e38 * np.tanh(normal(N, WIDTH)), normal(NQ, WIDTH, seed=1) * 1e-3),
     "scores beyond float32": lambda: (normal(N, WIDTH) * 1e36, normal(NQ, WIDTH, seed=1) * 1e30),
     "small": lambda: (normal(N, WIDTH) * 1e-37, normal(NQ, WIDTH, seed=1) * 1e-6),
     "below normal float32": lambda: (normal(N, WIDTH) * 1e-42, normal(NQ, WIDTH, seed=1)),
@@ -199,6 +199,25 @@ def test_bounds_are_tight_where_vectors_are_fused_or_far_from_the_origin():
         spread = ((rows.double() @ queries.T) * asked.scale).std(0)
         assert (asked.margin * coarse.lengths.median() < 0.2 * spread).all()
     assert coarse.rounding < 2**-8
+
+
+def test_candidates_of_a_block_are_those_of_a_plain_loop():
+    """Of few rows that reach the bar and of many, whatever their lengths."""
+    count, k = 3, 10
+    generator = torch.Generator().manual_seed(0)
+    nothing = torch.zeros(count)
+    asked = CoarseQueries(nothing, torch.tensor([0.5, 1.0, 2.0]), nothing + 0.01, 0.004, nothing, nothing)
+    for bar, size in ((3.5, 1000), (2.0, 1000), (0.0, 999), (-5.0, 17), (3.0, 31)):
+        scores, lengths = torch.randn(size, count, generator=generator), torch.rand(size, generator=generator) ** 4
+        state = Bar(torch.full((count,), bar), torch.zeros(count, dtype=torch.bool), k, 10**6)
+        found = exact_scan.block_candidates(scores, lengths, asked, state)
+        assert (state.threshold >= bar).all()
+        expected = torch.stack([scores[row] >= asked.least(state.threshold, lengths[row]) for row in range(size)])
+        pairs = sorted(zip(found.row.tolist(), found.query.tolist()))
+        assert pairs == list(map(tuple, expected.nonzero().tolist()))
+        torch.testing.assert_close(found.score, scores[found.row, found.query])
+        true_bar = asked.lower(scores, lengths[:, None]).topk(min(k, size), dim=0).values[-1]
+        assert (state.threshold <= torch.maximum(true_bar, torch.tensor(bar))).all()
 
 
 def test_spread_out_and_concentrated_vectors_are_not_given_up(given_up):

@@ -105,6 +105,20 @@ def test_a_version_whose_files_vanish_while_it_is_read_is_given_up(
     assert checked[0] == old.name and len(checked) == 2
 
 
+def test_an_exact_index_is_saved_whole_by_a_machine_without_matrix_units(build, items, tmp_path, monkeypatch):
+    """There it becomes another type as it is loaded: its files are no longer those of the vectors."""
+    monkeypatch.setattr("mmcl.index.exact_backend.exact_pays", lambda device: True)
+    build(rows=20, factory="Exact").save(tmp_path / "index")
+    monkeypatch.setattr("mmcl.index.local_files.exact_pays", lambda device: False)
+    for left in (19, 18):
+        index = TupleIndex.load(tmp_path / "index")
+        index.remove(left)
+        index.save(tmp_path / "index")
+        loaded = TupleIndex.load(tmp_path / "index")
+        assert loaded.ids().tolist() == list(range(left))
+        np.testing.assert_array_equal(loaded.vectors(range(left)), index.vectors(range(left)))
+
+
 def test_an_index_that_moves_between_folders_remembers_the_version_of_each(build, items, tmp_path):
     one = build(rows=10)
     one.save(tmp_path / "first")

@@ -9,23 +9,24 @@ import pytest
 from hypothesis import HealthCheck, settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from mmcl.index import TupleIndex, local
+from mmcl.index import TupleIndex, exact_backend, exact_search, local, local_files
 
-ALL_LISTS, ALL_CODES, ALL_NODES = {"nprobe": 4}, {"k_factor": 1e6}, {"efSearch": 10_000}
+ALL_LISTS, ALL_NODES = {"nprobe": 4}, {"efSearch": 10_000}
 FACTORIES = {
     "Flat": {},
+    "Exact": {},
     "IVF4,Flat": ALL_LISTS,
-    "IVF4,PQ4x4,RFlat": ALL_LISTS | ALL_CODES,
+    "IVF4,PQ4x4,RFlat": {**ALL_LISTS, "k_factor": 1e6},
     "MIPS,IVF4,Flat": ALL_LISTS,
     "HNSW8": ALL_NODES,
     "MIPS,HNSW8": ALL_NODES,
     "SQ8": {},
 }
 """What makes each of them look at every item."""
-FINDS_THE_BEST = {"Flat", "IVF4,Flat", "IVF4,PQ4x4,RFlat", "MIPS,IVF4,Flat"}
+FINDS_THE_BEST = {"Flat", "Exact", "IVF4,Flat", "IVF4,PQ4x4,RFlat", "MIPS,IVF4,Flat"}
 """Graphs may end in a local optimum at any effort."""
 ESTIMATES = {"SQ8"}
-STARTS_EMPTY = {"Flat", "HNSW8", "MIPS,HNSW8"}
+STARTS_EMPTY = {"Flat", "Exact", "HNSW8", "MIPS,HNSW8"}
 NIGHTLY_HISTORIES, NIGHTLY_STEPS = 1000, 30
 STORED, POOL, DIM, TRAINED_ON = ("image", "audio"), 160, 8, 24
 FEW = strategies.lists(strategies.integers(0, POOL - 1), max_size=12)
@@ -69,6 +70,7 @@ class History(RuleBasedStateMachine):
     pool: Pool
     factory: str
     ended = 0
+    exact_pays = True
 
     def __init__(self):
         super().__init__()
@@ -167,8 +169,10 @@ class History(RuleBasedStateMachine):
         assert len([entry for entry in (self.folder / name).iterdir() if entry.is_dir()]) == 1
 
     @precondition(lambda self: self.saved)
-    @rule(data=strategies.data(), memory_map=strategies.booleans())
-    def load(self, data, memory_map):
+    @rule(data=strategies.data(), memory_map=strategies.booleans(), exact_pays=strategies.booleans())
+    def load(self, data, memory_map, exact_pays):
+        """Also by a machine without matrix units, where the exact type becomes another."""
+        type(self).exact_pays = exact_pays
         name = data.draw(strategies.sampled_from(sorted(self.saved)))
         self.index = TupleIndex.load(self.folder / name, memory_map=memory_map)
         model, self.next_id = self.saved[name]
@@ -270,14 +274,12 @@ def pool(make_score, unit_embeddings, unit_rows, brute_force, tolerance):
 def run_histories(factory, pool, monkeypatch, histories, steps):
     """Number of histories that ran."""
     monkeypatch.setattr(local, "FOLD_ROWS", 8)
+    monkeypatch.setattr(exact_search, "FEW_ROWS", 8)
+    monkeypatch.setattr(exact_backend, "exact_pays", lambda device: True)
+    monkeypatch.setattr(local_files, "exact_pays", lambda device: machine.exact_pays)
     machine = type("HistoryOf" + factory, (History,), {"pool": pool, "factory": factory, "ended": 0})
-    chosen = settings(
-        max_examples=histories,
-        stateful_step_count=steps,
-        derandomize=True,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    checks = list(HealthCheck)
+    chosen = settings(max_examples=histories, stateful_step_count=steps, suppress_health_check=checks)
     run_state_machine_as_test(machine, settings=chosen)
     return machine.ended
 

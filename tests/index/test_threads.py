@@ -6,18 +6,19 @@ import time
 import numpy as np
 import pytest
 
-from mmcl.index import TupleIndex, local
+from mmcl.index import TupleIndex, exact_search, local
 from mmcl.index.faiss_backend import FaissBackend
 
 ITEMS, DIM, VERSIONS = 60, 8, 30
 FACTORIES = {
     "Flat": {},
+    "Exact": {},
     "IVF4,Flat": {"nprobe": 4},
     "IVF4,PQ4x4,RFlat": {"nprobe": 4, "k_factor": 1e6},
     "HNSW8": {"efSearch": 500},
     "MIPS,IVF4,Flat": {"nprobe": 4},
 }
-FAST = {"Flat"}
+FAST = {"Flat", "Exact"}
 EXTRA = 1000
 """Ids from here on come and go between the versions."""
 
@@ -94,6 +95,9 @@ def ask(index, versions, effort, turn):
 def test_every_answer_of_every_thread_is_one_version(factory, make_score, unit_rows, tmp_path, monkeypatch):
     """Four threads ask, one writes and one loads what is saved; no thread ever sees an older version after a newer."""
     monkeypatch.setattr(local, "FOLD_ROWS", 50)
+    monkeypatch.setattr(exact_search, "FEW_ROWS", 20)
+    monkeypatch.setattr("mmcl.index.exact_backend.exact_pays", lambda device: True)
+    monkeypatch.setattr("mmcl.index.local_files.exact_pays", lambda device: True)
     versions = Versions(make_score("pairs_and_hadamard", 3, DIM), unit_rows)
     first = {"version": [0] * ITEMS}
     index = TupleIndex.build(versions.score, versions.items(0), metadata=first, factory=factory)
