@@ -21,8 +21,8 @@ from torch import Tensor
 
 from mmcl.index.devices import CPU, device_name
 from mmcl.index.exact_rounding import CoarseRows, round_rows
-from mmcl.index.exact_search import exact_search
-from mmcl.index.workers import alone
+from mmcl.index.exact_search import Stored, exact_search
+from mmcl.index.workers import alone, thread_count
 
 Rows = Float32[np.ndarray, "rows width"]
 Found = tuple[Float32[np.ndarray, "nq k"], Int64[np.ndarray, "nq k"]]
@@ -117,8 +117,9 @@ class ExactBackend:
         if wanted and len(queries):
             precise = torch.from_numpy(queries.astype(np.float64)).to(self.rows.device)
             mask = None if keep is None else torch.tensor(keep, device=self.rows.device)
+            stored = Stored(self.rows, self.coarse_rows(), thread_count(self.rows.device))
             with alone():
-                found, numbers = exact_search(self.rows, self.coarse_rows(), precise, wanted, mask)
+                found, numbers = exact_search(stored, precise, wanted, mask)
             scores[:, :wanted], rows[:, :wanted] = found.float().cpu().numpy(), numbers.cpu().numpy()
         return scores, rows
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmcl.index.exact_rounding import CoarseQueries, CoarseRows
-from mmcl.index.workers import in_parallel, thread_count
+from mmcl.index.workers import in_parallel
 
 BLOCK_SCORES = 2**21
 """Coarse scores that a thread holds at once: 4 MB."""
@@ -59,7 +59,7 @@ class Bar:
 
 
 def candidates(
-    coarse: CoarseRows, queries: CoarseQueries, k: int, keep: Tensor | None, limit: int
+    coarse: CoarseRows, queries: CoarseQueries, k: int, keep: Tensor | None, limit: int, threads: int
 ) -> tuple[Tensor, Candidates]:
     """All rows that may be among the k best of each query.
 
@@ -70,7 +70,6 @@ def candidates(
     Returns: a threshold (nq,) that k rows certainly reach, on the coarse scale; the candidates.
     """
     count, device = len(queries.rows), coarse.rows.device
-    threads = thread_count(device)
     parts = blocks(coarse, BLOCK_SCORES // count, 2 * k, threads, keep)
     nobody = torch.zeros(count, dtype=torch.bool, device=device)
     bar = Bar(torch.full((count,), LOWEST, device=device), nobody, k, limit)

@@ -1,11 +1,13 @@
 """Exact maximum inner product search in two stages: a coarse scan of all rows, then true scores of the candidates."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from mmcl.index.exact_rounding import CoarseQueries, CoarseRows, round_queries
 from mmcl.index.exact_scan import LOWEST, Candidates, by_query, candidates, joined
-from mmcl.index.workers import in_parallel, thread_count
+from mmcl.index.workers import in_parallel
 
 Found = tuple[Tensor, Tensor]
 """(nq, k) float64 scores and int64 rows, best first."""
@@ -17,43 +19,52 @@ PAIRS = 2**22
 """Candidates of all queries that are held at once: 100 MB."""
 
 
-def exact_search(exact: Tensor, coarse: CoarseRows, queries: Tensor, k: int, keep: Tensor | None) -> Found:
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """What is searched, and by how many threads."""
+
+    exact: Tensor
+    """(n, width) float32."""
+    coarse: CoarseRows
+    """The same rows rounded."""
+    threads: int
+
+
+def exact_search(stored: Stored, queries: Tensor, k: int, keep: Tensor | None) -> Found:
     """The k rows of largest inner product with each query: those that float64 finds, of equal ones the first.
 
     Args:
-        exact: (n, width) float32.
-        coarse: the same rows rounded.
         queries: (nq, width) float64.
         k: at least 1, at most the number of rows that are kept.
         keep: (n,) bool, the rows that may be returned; None: all.
     """
-    count = len(exact) if keep is None else int(keep.sum())
+    count = len(stored.exact) if keep is None else int(keep.sum())
     size = max(1, min(QUERIES, ANSWERS // k))
     found = []
     for part in queries.split(size):
         if count <= max(FEW_ROWS, 16 * k):
-            found.append(brute_force(exact, part, k, keep))
+            found.append(brute_force(stored, part, k, keep))
         else:
-            found.append(two_stages(exact, coarse, part, k, keep))
+            found.append(two_stages(stored, part, k, keep))
     scores, rows = zip(*found, strict=True)
     return torch.cat(scores), torch.cat(rows)
 
 
-def two_stages(exact: Tensor, coarse: CoarseRows, queries: Tensor, k: int, keep: Tensor | None) -> Found:
+def two_stages(stored: Stored, queries: Tensor, k: int, keep: Tensor | None) -> Found:
     """As `exact_search`, by a coarse scan; by brute force for queries that have too many candidates."""
-    rounded = round_queries(queries, coarse)
-    limit = most_candidates(len(exact), len(queries), k)
-    threshold, found = candidates(coarse, rounded, k, keep, 4 * limit)
-    found, true = scored(exact, coarse, queries, rounded, found, threshold, k, limit)
-    order = (found.query * len(exact) + found.row).argsort()
-    query, count = found.query[order], len(queries)
+    rows, count = len(stored.exact), len(queries)
+    rounded, limit = round_queries(queries, stored.coarse), most_candidates(rows, count, k)
+    threshold, found = candidates(stored.coarse, rounded, k, keep, 4 * limit, stored.threads)
+    found, true = scored(stored, queries, rounded, found, threshold, k, limit)
+    order = (found.query * rows + found.row).argsort()
+    query = found.query[order]
     scores, ranks = by_query(query, true[order], count, k, -torch.inf).sort(dim=1, descending=True, stable=True)
-    rows = by_query(query, found.row[order], count, k, -1).gather(1, ranks[:, :k])
+    best = by_query(query, found.row[order], count, k, -1).gather(1, ranks[:, :k])
     scores = scores[:, :k].contiguous()
-    given_up = (rows[:, -1] < 0).nonzero()[:, 0]
+    given_up = (best[:, -1] < 0).nonzero()[:, 0]
     if len(given_up):
-        scores[given_up], rows[given_up] = brute_force(exact, queries[given_up], k, keep)
-    return scores, rows
+        scores[given_up], best[given_up] = brute_force(stored, queries[given_up], k, keep)
+    return scores, best
 
 
 def most_candidates(rows: int, queries: int, k: int) -> int:
@@ -63,8 +74,7 @@ def most_candidates(rows: int, queries: int, k: int) -> int:
 
 
 def scored(
-    exact: Tensor,
-    coarse: CoarseRows,
+    stored: Stored,
     queries: Tensor,
     rounded: CoarseQueries,
     found: Candidates,
@@ -79,16 +89,16 @@ def scored(
     """
     count = len(queries)
     if len(found.row) <= 2 * k * count:
-        return found, inner_products(exact, queries, found)
+        return found, inner_products(stored, queries, found)
     first = first_by_score(found, count, 2 * k)
     early, late = found.where(first), found.where(~first)
-    scores = inner_products(exact, queries, early)
+    scores = inner_products(stored, queries, early)
     kth = by_query(early.query, scores, count, k, -torch.inf).topk(k, dim=1).values[:, -1]
     threshold = torch.maximum(threshold, rounded.to_coarse(kth))
-    late = late.where(late.score >= rounded.least(threshold, coarse.lengths[late.row], late.query))
+    late = late.where(late.score >= rounded.least(threshold, stored.coarse.lengths[late.row], late.query))
     good = torch.bincount(late.query, minlength=count) <= limit
     early, scores, late = early.where(good[early.query]), scores[good[early.query]], late.where(good[late.query])
-    return joined(early, late), torch.cat([scores, inner_products(exact, queries, late)])
+    return joined(early, late), torch.cat([scores, inner_products(stored, queries, late)])
 
 
 def first_by_score(found: Candidates, count: int, most: int) -> Tensor:
@@ -101,33 +111,33 @@ def first_by_score(found: Candidates, count: int, most: int) -> Tensor:
     return first
 
 
-def inner_products(exact: Tensor, queries: Tensor, pairs: Candidates) -> Tensor:
+def inner_products(stored: Stored, queries: Tensor, pairs: Candidates) -> Tensor:
     """(pairs,) float64 inner products of their queries and rows."""
-    size, threads = max(1, 2**17 // exact.shape[1]), thread_count(exact.device)
+    size, threads = max(1, 2**17 // queries.shape[1]), stored.threads
     parts = list(zip(pairs.query.split(size), pairs.row.split(size), strict=True))
     scores = queries.new_empty(len(pairs.row))
 
     def score(thread: int) -> None:
         for number in range(thread, len(parts), threads):
             query, row = parts[number]
-            products = exact.index_select(0, row).double().mul_(queries.index_select(0, query))
+            products = stored.exact.index_select(0, row).double().mul_(queries.index_select(0, query))
             torch.sum(products, dim=1, out=scores[number * size : number * size + len(row)])
 
     in_parallel(score, threads)
     return scores
 
 
-def brute_force(exact: Tensor, queries: Tensor, k: int, keep: Tensor | None) -> Found:
+def brute_force(stored: Stored, queries: Tensor, k: int, keep: Tensor | None) -> Found:
     """As `exact_search`, by the inner products with all rows in float64, block by block."""
     numbers = None if keep is None else keep.nonzero()[:, 0]
-    count, threads = len(exact) if numbers is None else len(numbers), thread_count(exact.device)
-    share = -(-count // threads)
+    count = len(stored.exact) if numbers is None else len(numbers)
+    share = -(-count // stored.threads)
 
     def rank(thread: int) -> Found:
         start = thread * share
-        return ranked(exact, queries, k, numbers, start, min(start + share, count))
+        return ranked(stored.exact, queries, k, numbers, start, min(start + share, count))
 
-    parts = in_parallel(rank, threads)
+    parts = in_parallel(rank, stored.threads)
     scores, order = torch.cat([part[0] for part in parts], dim=1).sort(dim=1, descending=True, stable=True)
     rows = torch.cat([part[1] for part in parts], dim=1).gather(1, order[:, :k])
     return scores[:, :k], rows

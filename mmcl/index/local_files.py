@@ -121,7 +121,8 @@ def read_tuples(folder: Path, manifest: Mapping[str, Any], width: int, memory_ma
         told = "{} vectors, {} ids, {} not removed".format(*found)
         raise ValueError(f"{folder} is damaged: {told}; the manifest says " + "{}, {}, {}".format(*stated))
     names = [name for name in manifest["files"] if name not in (ADDED, ADDED_ITEMS, REMOVED, *FUSION_FILES)]
-    tuples.saved = Saved(base, folder, {name: manifest["files"][name] for name in names})
+    if base.engine == manifest["backend"]:
+        tuples.saved = Saved(base, folder, {name: manifest["files"][name] for name in names})
     return tuples
 
 

@@ -177,9 +177,10 @@ class TupleIndex:
         """
         if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
             raise ValueError(f"k must be an integer >= 1, got {k!r}")
+        parameters = {**self.search_parameters, **parameters}
         self._tuples.check_parameters(parameters)
         vectors = self._fusion.queries(queries, self.model, encoded)
-        hits = self._tuples.search(vectors, int(k), where, {**self.search_parameters, **parameters})
+        hits = self._tuples.search(vectors, int(k), where, parameters)
         hits.kind = self.kind
         return hits
 

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def thread_count(device: torch.device) -> int:
-    """As many threads as torch uses; a GPU is kept busy by one."""
+    """As many threads as torch uses in the calling one, which is one where it is `alone`; a GPU is kept busy by one."""
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 

@@ -112,7 +112,7 @@ def small_blocks(monkeypatch):
     """Many ragged blocks, on three threads."""
     monkeypatch.setattr(exact_scan, "BLOCK_SCORES", 500 * NQ)
     monkeypatch.setattr(exact_scan, "GATHERED", 300 * WIDTH)
-    for module in (exact_scan, exact_search, exact_rounding):
+    for module in (exact_backend, exact_rounding):
         monkeypatch.setattr(module, "thread_count", lambda _: 3)
 
 
@@ -121,9 +121,9 @@ def given_up(monkeypatch):
     """How many queries were answered by brute force, call by call."""
     calls, brute_force = [], exact_search.brute_force
 
-    def spy(exact, queries, k, keep):
+    def spy(stored, queries, k, keep):
         calls.append(len(queries))
-        return brute_force(exact, queries, k, keep)
+        return brute_force(stored, queries, k, keep)
 
     monkeypatch.setattr(exact_search, "brute_force", spy)
     return calls
@@ -435,7 +435,7 @@ def test_it_pays_with_matrix_units(monkeypatch):
 
 def test_many_threads_search_at_once(monkeypatch):
     """Memory-mapped or not, the first searches also share the making of the coarse rows."""
-    for module in (exact_scan, exact_search, exact_rounding):
+    for module in (exact_backend, exact_rounding):
         monkeypatch.setattr(module, "thread_count", lambda _: 2)
     made, make = [], exact_backend.round_rows
     monkeypatch.setattr(exact_backend, "round_rows", lambda rows: made.append(1) or make(rows))
@@ -462,6 +462,24 @@ def test_numbers_of_threads_are_left_as_they_are():
     torch_before, faiss_before = torch.get_num_threads(), load_faiss().omp_get_max_threads()
     built(normal(N, WIDTH)).search(normal(4, WIDTH), 10, {})
     assert (torch.get_num_threads(), load_faiss().omp_get_max_threads()) == (torch_before, faiss_before)
+
+
+def test_a_search_takes_as_many_threads_as_torch_and_each_works_alone(monkeypatch):
+    seen, in_parallel = [], exact_scan.in_parallel
+
+    def spy(task, count):
+        in_parallel(lambda _: seen.append((count, torch.get_num_threads())), count)
+        return in_parallel(task, count)
+
+    monkeypatch.setattr(exact_scan, "in_parallel", spy)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        check(built(normal(N, WIDTH)), normal(N, WIDTH), normal(4, WIDTH, seed=1), 10)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [(2, 1), (2, 1)]
 
 
 def test_memory_holds_six_bytes_a_coordinate():
