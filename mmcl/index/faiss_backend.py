@@ -44,6 +44,8 @@ Found = tuple[Float32[np.ndarray, "nq k"], Int64[np.ndarray, "nq k"]]
 EXACT_SHARE = 0.05
 """Where no more of the rows may be returned than this, all of those are looked at."""
 EXACT_ROWS = 1024
+SPARE = 0.25
+"""Of a quantiser's range, beyond what outgrew it."""
 
 
 class FaissBackend:
@@ -179,7 +181,7 @@ class FaissBackend:
         if clips(index, more):
             rows = np.concatenate([backend._stored(backend.vectors(np.arange(len(backend)))), more])
             index.reset()
-            widen_ranges(index, rows)
+            widen_ranges(index, rows, SPARE)
             backend, more = FaissBackend(index, self.factory, self.width, self.norm), rows
         backend._add(more)
         return backend.moved(self._asked_device)

@@ -13,8 +13,11 @@ Rows = Float32[np.ndarray, "rows width"]
 BLOCK = 65536
 
 
-def widen_ranges(index: Any, rows: np.ndarray) -> None:
-    """Have every scalar quantiser inside hold all of these rows; the index must still be empty."""
+def widen_ranges(index: Any, rows: np.ndarray, spare: float = 0.0) -> None:
+    """Have every scalar quantiser inside hold all of these rows; the index must still be empty.
+
+    A range that has to grow grows by `spare` of its width more: each time that codes are made anew costs half a step.
+    """
     for sq, coordinates in quantised(index, rows):
         low, high = trained_range(sq)
         seen = [(block.min(axis=0), block.max(axis=0)) for block in coordinates if len(block)]
@@ -23,7 +26,9 @@ def widen_ranges(index: Any, rows: np.ndarray) -> None:
         least, most = np.min([a for a, _ in seen], axis=0), np.max([b for _, b in seen], axis=0)
         if len(low) == 1:
             least, most = least.min(keepdims=True), most.max(keepdims=True)
-        low, high = np.minimum(low, least), np.maximum(high, most)
+        more = spare * (np.maximum(high, most) - np.minimum(low, least))
+        low = np.where(least < low, least - more, low)
+        high = np.where(most > high, most + more, high)
         load_faiss().copy_array_to_vector(np.concatenate([low, high - low]).astype(np.float32), sq.trained)
 
 

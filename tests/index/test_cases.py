@@ -126,16 +126,6 @@ def test_nothing_may_be_added_also_after_loading(build, items, tmp_path):
         assert len(each) == 20
 
 
-@pytest.mark.parametrize("factory", ["SQ8", "IVF4,SQ8", "HNSW16,SQ8", "SQ4"])
-def test_the_one_long_vector_among_many_is_not_clipped(factory, unit_rows):
-    rows = unit_rows(300, 16).numpy()
-    rows[211] *= 50
-    index = TupleIndex.build(SumOfPairs(("a", "b"), 16, temperature=1.0), {"a": rows}, factory=factory)
-    step = np.ptp(rows) / (15 if factory == "SQ4" else 255)
-    np.testing.assert_allclose(index.vectors(range(300))[:, :16], rows, atol=1.01 * step)
-    assert index.search({"b": rows[211]}, k=1).ids.tolist() == [[211]]
-
-
 def test_ids_up_to_the_largest_are_exact(build, items, tmp_path):
     """A float64 on the way would round them."""
     ids = [2**53 + 1, 2**63 - 1, 2**53, 0, 2**62 + 1]
@@ -226,19 +216,6 @@ def test_metadata_columns_of_lists_take_empty_ones_and_others(build, items):
 def test_metadata_that_no_search_could_return_is_refused(build):
     with pytest.raises(ValueError, match="'title' of type string_view cannot be stored"):
         build(rows=2, metadata=pa.table({"title": pa.array(["a", "b"], pa.string_view())}))
-
-
-@pytest.mark.parametrize("k", range(1, 28))
-def test_re_ranking_all_codes_is_exact(k, unit_rows):
-    """k times a factor, in FAISS's float32, may fall one short of all."""
-    score, rows, queries = (
-        SumOfPairs(("a", "b"), 4, temperature=1.0),
-        unit_rows(27, 4).numpy(),
-        unit_rows(20, 4, seed=1),
-    )
-    index = TupleIndex.build(score, {"a": rows}, factory="PQ2x1,RFlat")
-    hits = index.search({"b": queries}, k=k, k_factor=1e6)
-    np.testing.assert_allclose(hits.scores, -np.sort(-queries.numpy() @ rows.T, axis=1)[:, :k], atol=1e-6)
 
 
 def test_parameters_that_an_index_keeps_are_checked_too(build, queries):
