@@ -1,9 +1,9 @@
 """Which type of index: by the number of items, their width, a memory budget and the recall that searches should have.
 
-What "auto" goes by was measured on 500,000 x 128 fused vectors (`python eval/benchmarks/auto_factory.py`): inverted
-lists on the raw inner product find as many of the true best among as many rows as with the coordinate of "MIPS,", so
-lists go without it; graphs need it, and are never chosen here, since only a measurement with true queries shows whether
-they do (`mmcl index tune`). Codes alone rank fused vectors badly, so they only propose, and full vectors, which may
+What "auto" goes by was measured on fused vectors (`python eval/benchmarks/auto_factory.py --count 20000`): inverted
+lists do better on the raw inner product than with the coordinate of "MIPS,", so they go without it. Graphs are slower
+than lists at the same recall, with that coordinate and without, and are never chosen: only a measurement with true
+queries shows what they find (`mmcl index tune`). Codes alone rank fused vectors badly, so they only propose, and full vectors, which may
 stay on the disk, decide.
 """
 
