@@ -3,8 +3,8 @@
 What "auto" goes by was measured on fused vectors (`python eval/benchmarks/auto_factory.py --count 20000`): inverted
 lists do better on the raw inner product than with the coordinate of "MIPS,", so they go without it. Graphs are slower
 than lists at the same recall, with that coordinate and without, and are never chosen: only a measurement with true
-queries shows what they find (`mmcl index tune`). Codes alone rank fused vectors badly, so they only propose, and full vectors, which may
-stay on the disk, decide.
+queries shows what they find (`mmcl index tune`). Codes alone rank fused vectors badly, so they only propose, and full
+vectors, which may stay on the disk, decide.
 """
 
 import re
