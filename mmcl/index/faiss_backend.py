@@ -141,7 +141,7 @@ class FaissBackend:
         Raises: ValueError where GPUs lack the type; with "auto" it stays on the CPU then.
         """
         backend = FaissBackend(self.index, self.factory, self.width, self.norm)
-        backend.memory_mapped = self.memory_mapped
+        backend.memory_mapped, backend._mapping = self.memory_mapped, self._mapping  # of the one index both hold
         if device != CPU:
             try:
                 backend._on_gpus = on_gpus(self.index, device)
@@ -197,7 +197,8 @@ class FaissBackend:
 
     def stored_bytes(self) -> int:
         """How many bytes `write` writes."""
-        return stored_bytes(self.index)
+        with self._mapping:
+            return stored_bytes(self.index)
 
     @classmethod
     def read(

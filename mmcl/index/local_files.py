@@ -8,6 +8,7 @@ removed.npy                 row numbers that were removed
 
 import os
 import shutil
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +34,14 @@ ITEMS, ADDED, ADDED_ITEMS, REMOVED = "items.parquet", "added.npy", "added.parque
 class Saved:
     """Where a base lies on disk, with the checksums of its files."""
 
-    base: Any
+    base: weakref.ref[Any]
+    """Not kept alive: what is rebuilt frees its memory."""
     folder: Path
     files: Mapping[str, Digest]
 
     def of(self, base: Any) -> bool:
         """Whether these files still hold this base, and whole."""
-        return self.base is base and all(
+        return self.base() is base and all(
             (self.folder / name).is_file() and (self.folder / name).stat().st_size == stated["size"]
             for name, stated in self.files.items()
         )
@@ -95,7 +97,7 @@ class Saving:
 
     def done(self, folder: Path, files: Mapping[str, Digest]) -> None:
         """The version is on disk."""
-        self.tuples.saved = Saved(self.now.base, folder, {name: files[name] for name in self.names})
+        self.tuples.saved = Saved(weakref.ref(self.now.base), folder, {name: files[name] for name in self.names})
 
 
 def read_tuples(folder: Path, manifest: Mapping[str, Any], width: int, memory_map: bool) -> LocalTuples:
@@ -122,7 +124,7 @@ def read_tuples(folder: Path, manifest: Mapping[str, Any], width: int, memory_ma
         raise ValueError(f"{folder} is damaged: {told}; the manifest says " + "{}, {}, {}".format(*stated))
     names = [name for name in manifest["files"] if name not in (ADDED, ADDED_ITEMS, REMOVED, *FUSION_FILES)]
     if base.engine == manifest["backend"]:
-        tuples.saved = Saved(base, folder, {name: manifest["files"][name] for name in names})
+        tuples.saved = Saved(weakref.ref(base), folder, {name: manifest["files"][name] for name in names})
     return tuples
 
 

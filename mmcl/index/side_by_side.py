@@ -222,7 +222,7 @@ class TupleIndexes:
         Args, Raises: as `TupleIndex.save`.
         """
         with self._saving:
-            path = Path(path)
+            path = Path(path).resolve()
             known = self._version if path == self._path and not replace else None
             with held(self._all):  # all drafts are of one moment
                 drafts = {name: index._draft() for name, index in zip(self._names, self._all, strict=True)}
@@ -236,7 +236,7 @@ class TupleIndexes:
         Args: as in `TupleIndex.load`.
         Raises: as `TupleIndex.load`; ValueError naming an index that was saved without the others.
         """
-        path, device = Path(path), check_device(device)
+        path, device = Path(path).resolve(), check_device(device)
         load = functools.partial(TupleIndex.load, device=device, memory_map=memory_map)
         found, version = read_together(path, load)
         if model is not None:

@@ -96,7 +96,7 @@ def remove_other_versions(path: Path, version: str) -> None:
     sync(path)
     for old in path.iterdir():
         if VERSION.fullmatch(old.name) and old.name != version:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)  # the new one counts; the next save tries again
 
 
 def read_version(path: Path, read: Callable[[Path, dict[str, Any]], Loaded]) -> Loaded:

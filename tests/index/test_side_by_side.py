@@ -587,3 +587,18 @@ def test_readers_see_all_of_one_version_while_writers_write(build_all, tmp_path)
         thread.join()
     assert failures == []
     assert seen <= {(11, 11), (12, 12)}
+
+
+def test_another_writer_s_items_are_not_lost_under_another_name_of_the_folder(build_all, items, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build_all(stored=TWO).save("x")
+    one, other = TupleIndexes.load("x"), TupleIndexes.load("x")
+    one.add(some(items, [60]), ids=["one"])
+    one.save("x")
+    other.add(some(items, [61]), ids=["other"])
+    with pytest.raises(ValueError, match="another writer"):
+        other.save(tmp_path / "x")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir("below")
+    one.verify()
+    assert "one" in TupleIndexes.load(tmp_path / "x")

@@ -210,7 +210,7 @@ def test_readers_see_whole_versions_while_writers_write(saved, build):
     def write(index):
         try:
             for _ in range(5):
-                index.save(saved)
+                index.save(saved, replace=True)
         except Exception as error:
             failures.append(error)
 
