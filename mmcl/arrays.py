@@ -105,9 +105,11 @@ def refuse_bad_rows(rows: Tensor, name: str, offset: int = 0) -> None:
     if not len(rows):
         return
     norms = torch.linalg.vector_norm(rows.detach(), dim=1)
-    bad = ~torch.isfinite(norms) | (norms == 0)
-    if bad.any():
-        row = int(bad.nonzero()[0])
+    suspects = (~torch.isfinite(norms) | (norms == 0)).nonzero()[:, 0]  # of 1e30 and 1e-30 no norm is held, either
+    seen = rows.detach()[suspects]
+    bad = suspects[~torch.isfinite(seen).all(dim=1) | (seen == 0).all(dim=1)]
+    if len(bad):
+        row = int(bad[0])
         values = rows[row].detach()
         fault = "only zeros" if (values == 0).all() else "NaN" if values.isnan().any() else "an infinite value"
         raise ValueError(f"{name}: row {row + offset} holds {fault}; every embedding must be finite and not zero")

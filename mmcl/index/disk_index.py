@@ -17,13 +17,11 @@ from mmcl.index.disk_source import ShardBlocks, Vectors, shard_blocks
 from mmcl.index.faiss_backend import FaissBackend
 from mmcl.index.fusion import Fusion
 from mmcl.index.item_checks import ID, check_metadata
-from mmcl.index.local_files import ITEMS, about_base, link
+from mmcl.index.local_files import GROUP_ROWS, ITEMS, about_base, link
 from mmcl.index.sources import checked_block
 from mmcl.index.store import BUILDING, refuse_foreign_folder, sync, write_version
 from mmcl.shards import EmbeddingShards
 
-GROUP_ROWS = 65536
-"""Rows of items.parquet that are written, and later read, at once."""
 ARRAY_ROWS = 65536
 
 

@@ -273,6 +273,7 @@ class FaissBackend:
         """Rows as they are added: lifted, padded, and refused where the codes cannot hold them."""
         if self.norm is not None:
             rest = np.sqrt(np.maximum(self.norm**2 - squares(rows), 0)).astype(np.float32)
+            rest = np.minimum(rest, largest_value(self.index))  # queries have zero here: scores stay as they are
             rows = np.concatenate([rows, rest[:, None]], axis=1)
         return self._padded(refuse_beyond(largest_value(self.index), rows, self.factory, offset))
 

@@ -10,7 +10,6 @@ import os
 import shutil
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +26,47 @@ from mmcl.index.store import Digest, sync
 from mmcl.tables import lookup
 
 ENGINES: dict[str, Any] = {"faiss": FaissBackend, "exact": ExactBackend}
+GROUP_ROWS = 8192
+"""Rows of a table that are written, and later read, at once: a memory-mapped index reads so many to show one."""
 ITEMS, ADDED, ADDED_ITEMS, REMOVED = "items.parquet", "added.npy", "added.parquet", "removed.npy"
 
 
-@dataclass(frozen=True)
 class Saved:
-    """Where a base lies on disk, with the checksums of its files."""
+    """Where a base lies on disk, with the checksums of its files.
 
-    base: weakref.ref[Any]
-    """Not kept alive: what is rebuilt frees its memory."""
-    folder: Path
-    files: Mapping[str, Digest]
+    Args:
+        base: what they hold. It is not kept alive: what is rebuilt frees its memory.
+        folder: that holds them.
+        files: {name: size and SHA-256}, just written or checked.
+    """
+
+    def __init__(self, base: Any, folder: Path, files: Mapping[str, Digest]):
+        self.base, self.folder, self.files = weakref.ref(base), folder, files
+        self.states = {name: state_of(folder / name) for name in files}
 
     def of(self, base: Any) -> bool:
-        """Whether these files still hold this base, and whole."""
-        return self.base() is base and all(
-            (self.folder / name).is_file() and (self.folder / name).stat().st_size == stated["size"]
-            for name, stated in self.files.items()
-        )
+        """Whether these files still hold this base, untouched.
+
+        Raises: ValueError where a base that is read from its file can no longer be trusted: someone wrote into it.
+        """
+        held = self.base()
+        if held is None or held is not base:
+            return False
+        found = {name: state_of(self.folder / name) for name in self.files}
+        for name, state in found.items():
+            before = self.states[name]
+            if held.memory_mapped and state and before and state != before and state[0] == before[0]:
+                raise ValueError(f"{self.folder / name} was changed after it was opened; load a copy that is whole")
+        return None not in found.values() and found == self.states
+
+
+def state_of(file: Path) -> tuple[int, int, int] | None:
+    """Number, size and time of the last change of a file, by which a change shows; None where there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def about_base(base: Any) -> dict[str, Any]:
@@ -77,12 +99,17 @@ class Saving:
         }
 
     def write(self, folder: Path) -> dict[str, Digest]:
-        """Write the files; returns the checksums of those that were linked from the save before."""
+        """Write the files; returns the checksums of those that were taken from the save before.
+
+        Versions of one folder share their files; another folder gets its own, which a fault of the disk in this one
+        leaves alone.
+        """
         now, base, saved = self.now, len(self.now.base), self.tuples.saved
         known: dict[str, Digest] = {}
         if saved is not None and saved.of(now.base):
+            take = link if saved.folder.parent.resolve() == folder.parent.resolve() else copied
             for name, digest in saved.files.items():
-                link(saved.folder / name, folder / name)
+                take(saved.folder / name, folder / name)
                 known[name] = digest
             self.names = list(known)
         else:
@@ -97,7 +124,7 @@ class Saving:
 
     def done(self, folder: Path, files: Mapping[str, Digest]) -> None:
         """The version is on disk."""
-        self.tuples.saved = Saved(weakref.ref(self.now.base), folder, {name: files[name] for name in self.names})
+        self.tuples.saved = Saved(self.now.base, folder, {name: files[name] for name in self.names})
 
 
 def read_tuples(folder: Path, manifest: Mapping[str, Any], width: int, memory_map: bool) -> LocalTuples:
@@ -124,14 +151,14 @@ def read_tuples(folder: Path, manifest: Mapping[str, Any], width: int, memory_ma
         raise ValueError(f"{folder} is damaged: {told}; the manifest says " + "{}, {}, {}".format(*stated))
     names = [name for name in manifest["files"] if name not in (ADDED, ADDED_ITEMS, REMOVED, *FUSION_FILES)]
     if base.engine == manifest["backend"]:
-        tuples.saved = Saved(weakref.ref(base), folder, {name: manifest["files"][name] for name in names})
+        tuples.saved = Saved(base, folder, {name: manifest["files"][name] for name in names})
     return tuples
 
 
 def write_table(file: Path, table: Any) -> None:
     """A parquet file; opened here, as arrow takes some names for addresses."""
     with open(file, "wb") as opened:
-        pq.write_table(table, opened)
+        pq.write_table(table, opened, row_group_size=GROUP_ROWS)
 
 
 def write_array(file: Path, rows: np.ndarray) -> None:
@@ -145,5 +172,10 @@ def link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
-        sync(target)
+        copied(source, target)
+
+
+def copied(source: Path, target: Path) -> None:
+    """A file of its own with the same content, on the disk itself."""
+    shutil.copyfile(source, target)
+    sync(target)

@@ -29,7 +29,7 @@ A flipped bit                               test_store.py: test_flipped_byte_is_
 Spaces, other alphabets; a folder moved     test_store.py: test_any_folder_name_works_and_the_folder_may_move
 Saved on a GPU, loaded without one          test_devices.py: test_saved_with_gpus_and_loaded_without
 Two writers at once                         test_kills.py: test_two_processes_write_and_a_third_reads
-  one would undo the other's work           test_life.py: test_a_writer_does_not_overwrite_what_another_stored
+  one would undo the other's work           test_saving.py: test_a_writer_does_not_overwrite_what_another_stored
 A memory-mapped file replaced               test_folders.py: test_a_memory_mapped_file_replaced_under_a_reader
 A reader while a writer saves               test_store.py: test_readers_see_whole_versions_while_writers_write
 Searching while adding                      test_threads.py: test_every_answer_of_every_thread_is_one_version

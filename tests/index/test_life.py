@@ -7,6 +7,7 @@ import pytest
 
 from mmcl.index import TupleIndex
 from mmcl.index.local import FOLD_ROWS
+from mmcl.scores import SumOfPairs
 
 STORED = ("image", "audio")
 
@@ -244,8 +245,6 @@ def test_many_added_rows_join_the_others(factory, build, unit_rows, queries, bru
 
 
 def test_added_values_beyond_a_quantiser_s_range_are_not_clipped(make_score, unit_rows):
-    from mmcl.scores import SumOfPairs
-
     score = SumOfPairs(("a", "b"), 16, temperature=1.0)
     for factory in ("SQ8", "IVF4,SQ8", "HNSW16,SQ8", "SQ4", "PCA16,SQ8", "IVF4,PQ4x4,Refine(SQ8)", "MIPS,IVF4,SQ8"):
         index = TupleIndex.build(score, {"a": unit_rows(300, 16)}, factory=factory)
@@ -259,14 +258,25 @@ def test_added_values_beyond_a_quantiser_s_range_are_not_clipped(make_score, uni
 
 
 def test_values_beyond_float16_are_refused_as_they_are_added(make_score, unit_rows):
-    from mmcl.scores import SumOfPairs
-
     index = TupleIndex.build(SumOfPairs(("a", "b"), 16), {"a": unit_rows(30, 16)}, factory="SQfp16")
     rows = unit_rows(3, 16, seed=2)
     rows[1] *= 1e6
     with pytest.raises(ValueError, match="row 1.*float16"):
         index.add({"a": rows})
     assert len(index) == 30
+
+
+@pytest.mark.parametrize("factory", ["MIPS,SQfp16", "MIPS,IVF4,SQfp16", "MIPS,HNSW16,SQfp16"])
+def test_a_short_row_is_stored_beside_one_as_long_as_float16_holds(factory, unit_rows):
+    """The coordinate that lifts the short one to the length of the long one is beyond float16."""
+    short, long = unit_rows(60, 16).numpy(), np.full((40, 16), 30_000, np.float32)
+    index = TupleIndex.build(SumOfPairs(("a", "b"), 16, temperature=1.0), {"a": long}, factory=factory)
+    index.add({"a": short})
+    index.compact()
+    query, effort = unit_rows(1, 16, seed=3), {"nprobe": 4} if "IVF" in factory else {}
+    expected = np.concatenate([long, short]) @ query.numpy()[0]
+    found = index.search({"b": query}, k=100, **effort).scores[0]
+    np.testing.assert_allclose(found, np.sort(expected)[::-1], atol=0.01, rtol=0.002)
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat", "HNSW16"])
@@ -318,54 +328,3 @@ def test_exact_is_flat_where_it_does_not_pay(build, queries, tmp_path, monkeypat
         np.testing.assert_allclose(hits.scores, expected.scores, rtol=1e-5)
     mapped = TupleIndex.load(tmp_path / "index", memory_map=True)
     np.testing.assert_array_equal(mapped.search({"text": queries}).ids, expected.ids)
-
-
-def test_save_links_what_did_not_change(build, items, tmp_path):
-    index = build(rows=500, factory="HNSW16")
-    index.save(tmp_path / "index")
-
-    def inode():
-        (version,) = [path for path in (tmp_path / "index").iterdir() if path.is_dir()]
-        return (version / "index.faiss").stat().st_ino
-
-    first = inode()
-    index.add(take(items, slice(500, 510)))
-    index.remove(3)
-    index.save(tmp_path / "index")
-    assert inode() == first
-    loaded = TupleIndex.load(tmp_path / "index")
-    loaded.add(take(items, slice(510, 520)))
-    loaded.save(tmp_path / "index")
-    assert inode() == first
-    assert len(TupleIndex.load(tmp_path / "index")) == 519
-    loaded.compact()
-    loaded.save(tmp_path / "index")
-    assert inode() != first
-    TupleIndex.load(tmp_path / "index").verify()
-
-
-def test_a_writer_does_not_overwrite_what_another_stored(build, items, tmp_path):
-    build(rows=10).save(tmp_path / "index")
-    one, other = (TupleIndex.load(tmp_path / "index") for _ in range(2))
-    one.add(take(items, [20]))
-    one.save(tmp_path / "index")
-    other.add(take(items, [21]))
-    with pytest.raises(ValueError, match="another writer.*load it again"):
-        other.save(tmp_path / "index")
-    assert len(TupleIndex.load(tmp_path / "index")) == 11
-    other.save(tmp_path / "index", replace=True)
-    one.save(tmp_path / "elsewhere")
-    assert len(TupleIndex.load(tmp_path / "index")) == len(TupleIndex.load(tmp_path / "elsewhere")) == 11
-
-
-def test_a_second_writer_waits_and_then_says_who_is_in_the_way(build, tmp_path, monkeypatch):
-    from filelock import FileLock
-
-    from mmcl.index import store
-
-    index = build(rows=10)
-    index.save(tmp_path / "index")
-    monkeypatch.setattr(store, "LOCK_SECONDS", 0.2)
-    with FileLock(str(tmp_path / "index" / ".lock")), pytest.raises(TimeoutError, match=r"another process.*\.lock"):
-        index.save(tmp_path / "index")
-    index.save(tmp_path / "index")

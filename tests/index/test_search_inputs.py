@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mmcl.index import TupleIndex
+from mmcl.scores import SumOfPairs
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,17 @@ def test_bad_rows_are_named_by_modality_and_row(value, told, index, make_score, 
     broken[5] = value
     with pytest.raises(ValueError, match=told.replace("audio", "text")):
         index.search({"text": broken})
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-30, 1e-42])
+def test_rows_whose_square_float32_does_not_hold_are_taken(size):
+    """Their norm, computed in float32, would be infinite or zero."""
+    rows = np.float32(size) * np.eye(3, 4, dtype=np.float32)
+    score = SumOfPairs(("a", "b"), 4, temperature=1.0)
+    index = TupleIndex.build(score, {"a": rows})
+    np.testing.assert_allclose(index.search({"b": np.eye(1, 4)}, k=1).scores, [[np.float32(size)]])
+    hits = TupleIndex.build(score, {"a": np.eye(3, 4)}).search({"b": rows[1:2]}, k=1)
+    assert hits.ids.tolist() == [[1]]
 
 
 def test_bad_row_of_a_later_block_is_counted_from_the_start(make_score, monkeypatch, items):
