@@ -26,11 +26,13 @@ from mmcl.index.faiss_params import check_parameters, filling_parameter, search_
 from mmcl.index.faiss_ranges import clips, refuse_beyond, squares, widen_ranges, with_offsets
 from mmcl.index.faiss_rows import (
     at_rows,
+    best_of,
     copy_of,
     drop_rows,
     first_kept,
     lists_of,
     nearest,
+    nothing_found,
     padded,
     restore_decoders,
     scans_faster_unselected,
@@ -41,9 +43,12 @@ from mmcl.index.faiss_setup import prefer_faster_path
 
 Rows = Float32[np.ndarray, "rows width"]
 Found = tuple[Float32[np.ndarray, "nq k"], Int64[np.ndarray, "nq k"]]
-EXACT_SHARE = 0.05
-"""Where no more of the rows may be returned than this, all of those are looked at."""
+EXACT_SHARE, EXACT_SHARE_OF_SCANS = 0.1, 0.5
+"""Where a filter leaves no more of the rows than this, all of those are looked at; of types that scan all rows anyway,
+so far as it is the faster way. Measured: `python eval/benchmarks/filters.py`."""
 EXACT_ROWS = 1024
+AMONG_ROWS = 2**17
+"""Read back at once to be looked at."""
 SPARE = 0.25
 """Of a quantiser's range, beyond what outgrew it."""
 
@@ -118,11 +123,12 @@ class FaissBackend:
         if keep is None:
             return self._search(self._padded(queries), k, parameters, None, None)
         kept = int(np.count_nonzero(keep))
-        few = kept <= max(EXACT_ROWS, EXACT_SHARE * len(keep))
+        share = EXACT_SHARE_OF_SCANS if scans_faster_unselected(self.index) else EXACT_SHARE
+        few = kept <= max(EXACT_ROWS, share * len(keep))
         wanted = min(k, kept)
         if not wanted:
-            return padded(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64), k)
-        if few and not lists_of(self.index):
+            return nothing_found(len(queries), k)
+        if few and not (self.memory_mapped and lists_of(self.index)):  # lists on the disk are read one by one
             return padded(*self._among(queries, wanted, np.flatnonzero(keep)), k)
         padded_queries = self._padded(queries)
         if takes_selector(self.index) and not scans_faster_unselected(self.index):
@@ -246,9 +252,14 @@ class FaissBackend:
         return self._on_gpus
 
     def _among(self, queries: Rows, k: int, rows: np.ndarray) -> Found:
-        """By brute force over these rows."""
-        scores, places = nearest(np.ascontiguousarray(queries), self.vectors(rows), k)
-        return scores, at_rows(rows, places)
+        """By brute force over these rows; of equal scores the older row first."""
+        queries = np.ascontiguousarray(queries)
+        found = nothing_found(len(queries), k)
+        for start in range(0, len(rows), AMONG_ROWS):
+            part = rows[start : start + AMONG_ROWS]
+            scores, places = nearest(queries, self.vectors(part), min(k, len(part)))
+            found = best_of([found, (scores, at_rows(part, places))], k)
+        return found
 
     def _overfetched(
         self, queries: Rows, k: int, wanted: int, parameters: Mapping[str, Any], keep: np.ndarray

@@ -1,5 +1,6 @@
 """Rows of a FAISS index: chosen for a search, read back, and taken out for good."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,21 @@ def padded(scores: np.ndarray, rows: np.ndarray, k: int) -> Found:
     count, there = rows.shape
     if there == k:
         return scores, rows
-    wider = np.full((count, k), -np.inf, np.float32), np.full((count, k), -1, np.int64)
+    wider = nothing_found(count, k)
     wider[0][:, :there], wider[1][:, :there] = scores, rows
     return wider
+
+
+def best_of(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> Found:
+    """(nq, k) best of all parts, which have k columns or more together; of equal scores the earlier part's first."""
+    scores, rows = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+
+def nothing_found(count: int, k: int) -> Found:
+    """k times padding for each of `count` queries."""
+    return np.full((count, k), -np.inf, np.float32), np.full((count, k), -1, np.int64)
 
 
 def first_kept(scores: np.ndarray, rows: np.ndarray, keep: Keep, k: int) -> Found:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mmcl.index.faiss_rows import at_rows, nearest
+from mmcl.index.faiss_rows import at_rows, best_of, nearest, nothing_found
 from mmcl.index.growing import Growing
 from mmcl.index.hits import Hits, split_by
 from mmcl.index.items import Items
@@ -283,11 +283,7 @@ def best_rows(
             found.append((scores, at_rows(numbers + base, rows)))
     if len(found) == 1 and found[0][0].shape[1] == k:
         return found[0]
-    nothing = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
-    scores, rows = (np.concatenate(parts, axis=1) for parts in zip(*found, nothing, strict=True))
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # of equal scores the older row first, padding last
-    each = np.arange(len(queries))[:, None]
-    return scores[each, order], rows[each, order]
+    return best_of([*found, nothing_found(len(queries), k)], k)
 
 
 def without(alive: np.ndarray, rows: np.ndarray) -> np.ndarray:
