@@ -1,13 +1,18 @@
 """Filtered searches: exactly the matching items, as many as there are, under every type."""
 
 import datetime as dt
+import json
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mmcl.index import TupleIndex, filters
+from mmcl.index import TupleIndex, faiss_backend, filters
 
+EVAL = Path(__file__).parents[2] / "eval"
 STORED = ("image", "audio")
 NAN = float("nan")
 
@@ -143,3 +148,45 @@ def test_threads_filter_at_once(build, queries, metadata):
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW16", "IVF16,Flat", "IVF16,PQ8x4,RFlat", "Exact"])
+@pytest.mark.parametrize("block", [7, 2**17])
+def test_a_fifth_of_the_rows_is_searched_exactly(
+    factory, block, build, queries, brute_force, make_score, items, monkeypatch
+):
+    """However few lists a search probes, and in whatever parts the rows are read back."""
+    monkeypatch.setattr("mmcl.index.faiss_backend.EXACT_ROWS", 0)
+    monkeypatch.setattr("mmcl.index.faiss_backend.AMONG_ROWS", block)
+    index = build(factory=factory, metadata={"fifth": np.arange(700) % 5 == 0})
+    effort = {"nprobe": 1} if "IVF" in factory else {}
+    hits = index.search({"text": queries}, k=20, where="fifth", **effort)
+    stored = {name: items[name][::5] for name in STORED}
+    scores = brute_force(make_score("pairs_and_hadamard", 3, 16), stored, {"text": queries})
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :20]
+    np.testing.assert_array_equal(hits.ids, 5 * best)
+    np.testing.assert_allclose(hits.scores, np.take_along_axis(scores, best, axis=1), atol=1e-4)
+
+
+def test_the_share_is_the_one_that_was_measured():
+    """From there on graphs and lists find as many of random rows as without a filter, and below they find fewer."""
+    measured = json.loads((EVAL / "results" / "filters.json").read_text())
+    assert measured["used"]["EXACT_SHARE"] == faiss_backend.EXACT_SHARE
+    searched = {
+        (row["factory"], row["share"]): row["searched"]["recall"]
+        for row in measured["rows"]
+        if row["kind"] == "random" and row["factory"] not in ("Flat", "SQ8")
+    }
+    for factory in {factory for factory, _ in searched}:
+        assert searched[factory, 0.2] > searched[factory, 0.5] - 0.01
+        assert searched[factory, 0.05] < searched[factory, 0.5] - 0.1
+
+
+def test_the_measurement_runs_and_refuses_what_it_cannot_measure(tmp_path):
+    command = [sys.executable, EVAL / "benchmarks" / "filters.py", "--rounds", "1", "--out", tmp_path, "--count"]
+    subprocess.run([*command, "5000", "--shares", "0.1"], check=True, capture_output=True)
+    rows = json.loads((tmp_path / "filters.json").read_text())["rows"]
+    assert all(row["looked at"]["recall"] == 1 for row in rows if "SQ8" not in row["factory"])
+    refused = subprocess.run([*command, "50"], check=False, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "--count must be 5000 or more" in refused.stderr
