@@ -9,9 +9,13 @@ All entropies and divergences are in nats. Any number of modalities and of value
 | `random_pairwise` | 1.5 (a_ij + b_ik + c_jk) | none |
 | `coherent_pairs` | the same, and 2.5 where j = k | none; the parts of (j, k) fit each other strongly |
 | `parity` | plus or minus strength: the product of the signs | all of it |
+| `product_interaction` | strength * x_i x_j x_k, values on [-1, 1] | nearly all of it |
+| `planted_mixture` | .75 (a_ij + b_ik + c_jk), and 3.5 where i + j + k is 0 modulo n | some, by one interaction |
+| `xor_to_identity` | k is i XOR j with a probability, else i | from all of it to none |
 | `independent` | a_i + b_j + c_k | no dependence at all |
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -105,8 +109,7 @@ def from_weights(weights: Tensor) -> Joint:
 
 def softened_sum(n: int = 8, strength: float = 4.0, m: int = 3) -> Joint:
     """exp(strength) times as likely where the values add up to 0 modulo n; any m - 1 of them are independent."""
-    total = torch.stack(torch.meshgrid(*[torch.arange(n)] * m, indexing="ij")).sum(0)
-    return from_weights(strength * (total % n == 0))
+    return from_weights(strength * adds_up(n, m))
 
 
 def random_tensor(n: int = 8, strength: float = 2.0, m: int = 3, seed: int = 1) -> Joint:
@@ -144,6 +147,40 @@ def parity(strength: float = math.inf, m: int = 3) -> Joint:
     return from_weights(torch.where(product > 0, 0.0, -2.0 * strength))
 
 
+def product_interaction(n: int = 8, strength: float = 3.0, m: int = 3) -> Joint:
+    """Log-weights strength * x_1 x_2 ... x_m for values equally spaced on [-1, 1]: one interaction, of the order m.
+
+    The finite twin of `mmcl.synthetic.grids.product_density`.
+    """
+    values = torch.linspace(-1, 1, n, dtype=torch.float64)
+    weights = torch.full((), strength, dtype=torch.float64)
+    for _ in range(m):
+        weights = weights.unsqueeze(-1) * values
+    return from_weights(weights)
+
+
+def planted_mixture(n: int = 7, pairwise: float = 0.75, higher: float = 3.5, m: int = 3, seed: int = 0) -> Joint:
+    """The log-weights of `random_pairwise`, and exp(higher) times as likely where the values add up to 0 modulo n."""
+    return from_weights(pairwise * pair_weights(n, m, seed) + higher * adds_up(n, m))
+
+
+def xor_to_identity(probability: float = 0.5, bits: int = 1, m: int = 3) -> Joint:
+    """The last modality is the XOR of all others with this probability, else the first one's value; n = 2^bits.
+
+    At 1 nothing but all m together tells anything, at 0 the first and the last modality say it all.
+
+    Raises: ValueError for a probability outside 0..1.
+    Source: Saporta et al. 2024 (Symile), section 5.1, for m = 3.
+    """
+    if not 0 <= probability <= 1:
+        raise ValueError(f"probability must be from 0 to 1, got {probability}")
+    n = 2**bits
+    *others, last = torch.meshgrid(*[torch.arange(n)] * m, indexing="ij")
+    together = functools.reduce(torch.bitwise_xor, others)
+    table = probability * (last == together) + (1 - probability) * (last == others[0]).double()
+    return Joint(table / n ** (m - 1), tuple(f"x{axis + 1}" for axis in range(m)))
+
+
 def independent(n: int = 8, strength: float = 1.0, m: int = 3, seed: int = 1) -> Joint:
     """Normal log-weights, one a value: no dependence, total correlation 0."""
     generator = torch.Generator().manual_seed(seed)
@@ -154,9 +191,25 @@ def independent(n: int = 8, strength: float = 1.0, m: int = 3, seed: int = 1) ->
 
 
 JOINTS: dict[str, Callable[..., Joint]] = {
-    each.__name__: each for each in (softened_sum, random_tensor, random_pairwise, coherent_pairs, parity, independent)
+    each.__name__: each
+    for each in (
+        softened_sum,
+        random_tensor,
+        random_pairwise,
+        coherent_pairs,
+        parity,
+        product_interaction,
+        planted_mixture,
+        xor_to_identity,
+        independent,
+    )
 }
 """By name; every one takes `m`, and has defaults."""
+
+
+def adds_up(n: int, m: int) -> Tensor:
+    """(n, ..., n) bool: where m values add up to 0 modulo n."""
+    return torch.stack(torch.meshgrid(*[torch.arange(n)] * m, indexing="ij")).sum(0) % n == 0
 
 
 def pair_weights(n: int, m: int, seed: int) -> Tensor:

@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from mmcl.synthetic.joints import JOINTS, Joint, coherent_pairs, independent, parity, random_pairwise, softened_sum
+from mmcl.metrics.expressivity import pairwise_floor
+from mmcl.synthetic.joints import (
+    JOINTS,
+    Joint,
+    coherent_pairs,
+    independent,
+    parity,
+    planted_mixture,
+    product_interaction,
+    random_pairwise,
+    softened_sum,
+    xor_to_identity,
+)
 
 SMALL = Joint([[0.1, 0.2, 0.0], [0.3, 0.0, 0.4]], ("a", "b"))
 
@@ -131,3 +143,28 @@ def test_sizes_may_differ_by_modality():
 def test_bad_tables_and_names_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_xor_to_identity_by_hand():
+    both = xor_to_identity(0.5)
+    assert both.table[1, 1, 0] == both.table[1, 1, 1] == 0.125 and both.table[1, 0, 1] == 0.25
+    assert both.table[0, 0, 0] == 0.25 and both.table[0, 0, 1] == 0
+    assert xor_to_identity(1.0).total_correlation() == pytest.approx(math.log(2))
+    torch.testing.assert_close(xor_to_identity(0.0).marginal(("x1", "x3")), 0.5 * torch.eye(2).double())
+    wide = xor_to_identity(1.0, bits=3, m=4)
+    assert wide.table[5, 3, 6, 0] == 1 / 512 and wide.table.shape == (8, 8, 8, 8)
+    with pytest.raises(ValueError, match="from 0 to 1, got 1.5"):
+        xor_to_identity(1.5)
+
+
+def test_the_planted_mixture_has_both_kinds_of_dependence():
+    joint = planted_mixture()
+    assert pairwise_floor(joint) == pytest.approx(0.6959, abs=5e-5)
+    assert joint.total_correlation() == pytest.approx(1.5059, abs=5e-5)
+    assert abs(pairwise_floor(planted_mixture(higher=0.0))) < 1e-9
+
+
+def test_product_interaction_weights():
+    table = product_interaction(n=3, strength=2.0).table
+    assert float(table[0, 0, 2] / table[0, 0, 0]) == pytest.approx(math.exp(4))
+    assert float(table[1, 0, 2]) == float(table[0, 1, 1])
