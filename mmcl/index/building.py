@@ -102,6 +102,8 @@ def milvus_tuples(
             done += len(vectors)
             table = brought if metadata is None else metadata.slice(part.start, len(vectors))
             tuples.upsert(ids[part], vectors, table)
+        if not done and metadata is not None:  # the columns are there, though no item is
+            tuples.upsert(ids, np.empty((0, fusion.width), np.float32), metadata)
         tuples.compact()
     except BaseException:
         tuples.drop()

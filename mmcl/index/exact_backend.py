@@ -125,8 +125,8 @@ class ExactBackend:
 
     def check_parameters(self, parameters: Mapping[str, Any]) -> None:
         """ValueError for any: this type has none."""
-        if parameters:
-            raise ValueError(f"factory {self.factory!r} has no search parameters, got {sorted(parameters)}")
+        for name in parameters:
+            raise ValueError(f"unknown search parameter {name!r} for factory {self.factory!r}; it has none")
 
     def check_vectors(self, rows: Rows) -> None:
         """Any finite float32 vector can be stored."""

@@ -106,12 +106,17 @@ def matching(source: pa.Table | Path, where: Any, ids: Any = None) -> Bool[np.nd
         if names and len(ids) != count:
             raise ValueError(f"{count} rows of metadata need {count} ids, got {len(ids)}")
         names, count = [*names, ID], len(ids)
-    used = sorted(set(resolved(names, parsed(expression, names), expression).values()))
+    used = columns_of(expression, names)
     if not used:
         return np.full(count, evaluated(None, expression, parameters, names)[0])
     keep = evaluated(scanned(source, used, ids), expression, parameters, names)
     assert len(keep) == count, f"{shown(expression)} has {len(keep)} values for {count} rows"
     return keep
+
+
+def columns_of(expression: str, names: Sequence[str]) -> list[str]:
+    """Which of these columns a condition names; ValueError as in `matching`."""
+    return sorted(set(resolved(names, parsed(expression, names), expression).values()))
 
 
 def scanned(source: pa.Table | Path, used: Sequence[str], ids: Any) -> pa.Table | pa.RecordBatchReader:

@@ -1,5 +1,6 @@
 """Tuples kept in Milvus: ids, vectors and metadata in one collection."""
 
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ from mmcl.index.milvus_collection import (
     read_about,
 )
 from mmcl.index.milvus_factory import Plan, plan_of
+from mmcl.index.milvus_ids import claim
 from mmcl.index.milvus_rows import MAX_ROWS, Found, Rows
 from mmcl.index.milvus_values import documents, read_documents
 
@@ -40,6 +42,7 @@ class MilvusTuples:
         self._rows, self._plan, self._about = rows, plan, about
         self._connection = rows.connection
         self.collection, self.width, self.named = rows.collection, rows.width, rows.named
+        self._writer = uuid.uuid4().hex
 
     @classmethod
     def create(
@@ -197,7 +200,8 @@ class MilvusTuples:
 
         Args:
             ids: (n,) int64, or object array of str, without duplicates; None: the integers behind the largest that
-                was ever there.
+                was ever there, and other than those that other processes get at the same time. Ids that two processes
+                give themselves at the same time are not told apart: the later items replace the earlier.
             vectors: (n, width) float32.
             metadata: n rows, or no columns.
         Raises: ValueError naming an id that is there already or is of the other kind, or a metadata column that does
@@ -276,11 +280,9 @@ class MilvusTuples:
         return (self._about if all(known >= row.keys() for row in rows) else self._refreshed()).columns
 
     def _next_ids(self, count: int) -> np.ndarray:
-        start = self._refreshed().next_id
         if self.named:
             raise ValueError("the ids of this index are strings; give one for each new item as ids=[...]")
-        if start + count > 2**63:
-            raise ValueError(f"the ids from {start} on go beyond 2^63 - 1; give them as ids=[...]")
+        start = claim(self._connection, self.collection, self._writer, count) if count else 0
         return np.arange(start, start + count, dtype=np.int64)
 
     def _check_kind(self, ids: np.ndarray) -> None:

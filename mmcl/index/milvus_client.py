@@ -176,8 +176,8 @@ def start_lite(folder: str) -> Lite:
         server, database, port = start_server_in_thread(folder, host="127.0.0.1", port=0)
     except DataDirLockedError:
         raise ConnectionError(
-            f"{folder} is open elsewhere: one process at a time; to share it, start "
-            f"`milvus-lite server --host 127.0.0.1 --data-dir {folder}` and connect to http://127.0.0.1:19530"
+            f"{folder} is open elsewhere: one process at a time; to share it, start `milvus-lite server "
+            f"--host 127.0.0.1 --max-workers 1 --data-dir {folder}` and connect to http://127.0.0.1:19530"
         ) from None
     return Lite(server, database, f"http://127.0.0.1:{port}")
 

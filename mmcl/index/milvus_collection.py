@@ -161,29 +161,41 @@ def described_index(connection: Connection, collection: str) -> Any:
 
 def read_about(connection: Connection, collection: str) -> About:
     """Our property of a collection; ValueError where it has none, or one of another version."""
+    return about_of(properties_of(connection, collection), connection, collection)
+
+
+def properties_of(connection: Connection, collection: str) -> dict[str, str]:
+    """All properties of one of our collections; ValueError where it lacks ours."""
     described = connection.call("describe_collection", collection_name=collection)
-    text = (described.get("properties") or {}).get(PROPERTY)
-    if text is None:
+    properties: dict[str, str] = described.get("properties") or {}
+    if PROPERTY not in properties:
         raise ValueError(
             f"{place(connection, collection)} was not made by mmcl: it lacks the property {PROPERTY!r} "
             f"and has the fields {kinds_of(described)}"
         )
+    return properties
+
+
+def about_of(properties: Mapping[str, str], connection: Connection, collection: str) -> About:
+    """Our property among these; ValueError where it is of another version."""
     try:
-        return About.from_text(text)
+        return About.from_text(properties[PROPERTY])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{place(connection, collection)}: its property {PROPERTY!r} {error}") from None
 
 
 def filter_expression(where: Any, about: About) -> str:
     """A filter in Milvus's language. ValueError that names a column whose values Milvus cannot compare."""
+    from mmcl.index.filters import check_where, columns_of
     from mmcl.index.milvus_filters import to_milvus
 
+    unfit = incomparable(about.columns, about.not_finite)
     try:
         return to_milvus(where, filterable(about.columns, about.not_finite), id_name=ID)
-    except (ValueError, KeyError) as error:
-        for name, why in incomparable(about.columns, about.not_finite).items():
-            if name in str(where):
-                raise ValueError(f"filter {where!r}: Milvus cannot compare column {name!r}: {why}") from error
+    except ValueError as error:
+        for name in columns_of(check_where(where)[0], [*about.columns.names, ID]):
+            if name in unfit:
+                raise ValueError(f"filter {where!r}: Milvus cannot compare column {name!r}: {unfit[name]}") from error
         raise
 
 

@@ -191,16 +191,29 @@ def read_documents(found: list[dict[str, Any]], schema: pa.Schema) -> list[dict[
 
 
 def not_finite(table: pa.Table) -> set[str]:
-    """Columns that hold NaN or an infinity: no comparison in Milvus would treat them as numbers."""
-    floats = [name for name in table.column_names if is_a.is_floating(table.schema.field(name).type)]
-    return {name for name in floats if pc.any(pc.invert(pc.is_finite(table[name].cast(pa.float64())))).as_py()}
+    """Columns that hold NaN or an infinity: no comparison in Milvus would treat them as numbers.
+
+    Items of a list may be either: a filter asks whether a number is among them, and no number equals those.
+    """
+    kinds = {field.name: decoded(field.type) for field in table.schema}
+    floats = {name: table[name].cast(kind).cast(pa.float64()) for name, kind in kinds.items() if is_a.is_floating(kind)}
+    return {name for name, values in floats.items() if pc.any(pc.invert(pc.is_finite(values))).as_py()}
 
 
 def filterable(schema: pa.Schema, unfit: Iterable[str]) -> dict[str, pa.DataType]:
-    """Columns that a filter may name: {name: type}."""
-    kinds = {field.name: field.type for field in schema if field.name not in unfit}
-    plain = {name: kind.value_type if is_a.is_dictionary(kind) else kind for name, kind in kinds.items()}
-    return {name: kind for name, kind in plain.items() if words(kind).filterable}
+    """Columns that a filter may name: {name: type}; those of lists too, in which it looks for an item."""
+    kinds = {field.name: decoded(field.type) for field in schema if field.name not in unfit}
+    return {name: kind for name, kind in kinds.items() if words(item_type(kind)).filterable}
+
+
+def decoded(kind: pa.DataType) -> pa.DataType:
+    """What a column of categories holds; any other type as it is."""
+    return kind.value_type if is_a.is_dictionary(kind) else kind
+
+
+def item_type(kind: Any) -> pa.DataType:
+    """Of a list's items; any other type as it is."""
+    return kind.value_type if any(is_list(kind) for is_list in LISTS) else kind
 
 
 def incomparable(schema: pa.Schema, unfit: Iterable[str]) -> dict[str, str]:

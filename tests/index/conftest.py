@@ -1,6 +1,9 @@
-"""Small indexes and their brute-force answers."""
+"""Small indexes and their brute-force answers; Milvus Lite in this process and as a server on loopback."""
 
 import copy
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -75,3 +78,36 @@ def tolerance():
         return 1e-5 * (query @ item.T).numpy()
 
     return bound
+
+
+@pytest.fixture(scope="session")
+def start_server():
+    """start_server(folder): (process, address) of a Milvus Lite server.
+
+    Without --host it would listen on all addresses, and it never asks for a token. With more than one worker, writes
+    that meet undo each other (see test_faults_of_lite.py).
+    """
+
+    def start(folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = "import sys; from milvus_lite.cmdline import main; sys.exit(main())"
+        options = ["server", "--data-dir", str(folder), "--host", "127.0.0.1", "--port", str(port)]
+        options += ["--max-workers", "1"]
+        started = [sys.executable, "-uc", command, *options]
+        process = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert b"listening on 127.0.0.1" in process.stdout.readline()
+        return process, f"http://127.0.0.1:{port}"
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def uris(tmp_path_factory, start_server):
+    """{"lite": a path, "server": an address}."""
+    folder = tmp_path_factory.mktemp("milvus")
+    process, address = start_server(folder / "server")
+    yield {"lite": folder / "lite.db", "server": address}
+    process.terminate()
+    process.wait()

@@ -15,8 +15,8 @@ Half precision overflows                    test_factories.py: test_values_beyon
 Scalar quantisers clip what is added        test_life.py: test_added_values_beyond_a_quantiser_s_range_are_not_clipped
 Ids below 0, too large, twice, mixed        test_items.py: test_bad_ids_are_refused_by_name
   and as items are added                    test_life.py: test_refused_changes_change_nothing
-Ids that are strings                        test_life.py: test_string_ids_live_as_integers_do
-An id removed and added again               test_life.py: test_an_id_added_again_is_the_new_item_only
+Ids that are strings                        test_contract.py: test_a_life_and_a_second_one_from_disk
+An id removed and added again               test_contract.py: test_a_life_and_a_second_one_from_disk
 Searched one by one and all at once         test_search_inputs.py: test_batched_and_single_queries_agree
 The 10 nearest of 60 deleted, then k = 1    test_life.py: test_delete_the_ten_nearest_of_sixty_then_ask_for_one
 Deleting from graphs and codes; all         test_life.py: test_every_item_once_and_no_other_through_a_whole_life

@@ -409,7 +409,7 @@ def test_row_that_is_not_finite_is_named(bad):
 def test_unknown_parameters_are_refused():
     backend = built(normal(5, 8))
     backend.check_parameters({})
-    with pytest.raises(ValueError, match=r"'Exact' has no search parameters, got \['nprobe'\]"):
+    with pytest.raises(ValueError, match="unknown search parameter 'nprobe' for factory 'Exact'; it has none"):
         backend.check_parameters({"nprobe": 3})
 
 

@@ -16,36 +16,6 @@ def take(items, rows):
     return {name: items[name][rows] for name in STORED}
 
 
-@pytest.fixture
-def all_scores(brute_force, make_score, items, queries):
-    """(25, 700) scores of every item with every query, in float64."""
-    return brute_force(
-        make_score("pairs_and_hadamard", 3, 16), {name: items[name] for name in STORED}, {"text": queries}
-    )
-
-
-def best(all_scores, rows, k):
-    """Ids of the k best among these rows."""
-    rows = np.asarray(rows)
-    return rows[np.argsort(-all_scores[:, rows], axis=1, kind="stable")[:, :k]]
-
-
-@pytest.mark.parametrize("factory", ["Flat", "Exact", "IVF16,Flat", "MIPS,IVF16,Flat", "IVF16,PQ8x4,RFlat"])
-def test_exact_types_find_the_best_of_what_is_there(factory, build, items, queries, all_scores):
-    index = build(rows=500, factory=factory)
-    effort = {"nprobe": 16} if "IVF" in factory else {}
-    effort |= {"k_factor": 70.0} if "RFlat" in factory else {}
-    index.remove(np.arange(0, 500, 3))
-    index.add(take(items, slice(500, 700)), ids=np.arange(500, 700))
-    index.remove([600, 601])
-    there = [row for row in range(700) if not (row < 500 and row % 3 == 0) and row not in (600, 601)]
-    for _ in range(2):
-        hits = index.search({"text": queries}, k=10, **effort)
-        np.testing.assert_array_equal(hits.ids, best(all_scores, there, 10))
-        assert len(index) == len(there)
-        index.compact()
-
-
 def test_every_item_once_and_no_other_through_a_whole_life(factory, build, items, queries, tmp_path):
     index = build(rows=600, factory=factory)
     alive = set(range(600))
@@ -103,47 +73,6 @@ def test_delete_the_ten_nearest_of_sixty_then_ask_for_one(factory, build, items,
     assert hits.ids[0, 0] not in nearest.ids[0]
     if factory == "Flat":
         assert hits.ids[0, 0] == following
-
-
-def test_an_id_added_again_is_the_new_item_only(build, items, queries):
-    for again in ("add", "upsert"):
-        index = build(rows=20, metadata={"version": ["old"] * 20})
-        if again == "add":
-            index.remove(7)
-            assert 7 not in index
-            with pytest.raises(KeyError, match="7"):
-                index.get(7)
-        getattr(index, again)(take(items, [300]), ids=[7], metadata={"version": ["new"]})
-        for _ in range(2):
-            assert index.get(7) == {"version": "new"}
-            assert len(index) == 20
-            hits = index.search({"text": queries}, k=30)
-            assert all(sorted(row[:20]) == list(range(20)) for row in hits.ids)
-            new = index.score.item_vectors(take(items, [300])).detach().numpy()[0]
-            asked = index.score.query_vectors({"text": queries}).detach().numpy()
-            found = hits.scores[hits.ids == 7]
-            np.testing.assert_allclose(found, asked @ new, rtol=1e-4, atol=1e-5)
-            index.compact()
-
-
-def test_string_ids_live_as_integers_do(build, items, queries, tmp_path):
-    names = [f"셋 {i}" for i in range(40)]
-    index = build(rows=40, ids=names)
-    index.remove(names[3])
-    index.remove(names[10:12])
-    index.upsert(take(items, [50, 51]), ids=[names[0], "new"])
-    there = (set(names) | {"new"}) - {names[3], *names[10:12]}
-    index.save(tmp_path / "index")
-    for each in (index, TupleIndex.load(tmp_path / "index")):
-        hits = each.search({"text": queries}, k=41)
-        assert all(set(row[:count]) == there for row, count in zip(hits.ids, hits.counts, strict=True))
-        assert hits.ids[0, -1] == ""
-    with pytest.raises(ValueError, match="strings, these are integers: 5"):
-        index.add(take(items, [1]), ids=[5])
-    with pytest.raises(ValueError, match="give one for each new item"):
-        index.add(take(items, [1]))
-    with pytest.raises(KeyError, match="5"):
-        index.remove(5)
 
 
 @pytest.mark.parametrize(

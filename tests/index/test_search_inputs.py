@@ -79,13 +79,6 @@ def test_batched_and_single_queries_agree(index, queries):
         np.testing.assert_allclose(index.search({"text": query}, k=9).scores[0], batched.scores[row], rtol=1e-4)
 
 
-def test_no_query_gives_no_answer(index):
-    for nothing in (np.empty((0, 16)), []):
-        hits = index.search({"text": nothing}, k=3)
-        assert hits.ids.shape == (0, 3)
-        assert list(hits) == []
-
-
 @pytest.mark.parametrize("k", [1, np.int64(5), 700, 701, 4096])
 def test_any_k_is_filled_as_far_as_items_go(k, index, queries):
     hits = index.search({"text": queries}, k=k)

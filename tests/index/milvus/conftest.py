@@ -1,11 +1,6 @@
-"""Milvus Lite in this process and as a server on loopback, small collections, and their brute-force answers."""
+"""Small collections in Milvus Lite, in this process and on a server, and their brute-force answers."""
 
 import itertools
-import re
-import socket
-import subprocess
-import sys
-import types
 
 import numpy as np
 import pyarrow as pa
@@ -15,37 +10,6 @@ from mmcl.index.milvus import MilvusTuples
 
 WIDTH = 8
 numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def start_server():
-    """start_server(folder): (process, address) of a Milvus Lite server.
-
-    Without --host it would listen on all addresses, and it never asks for a token.
-    """
-
-    def start(folder):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        command = "import sys; from milvus_lite.cmdline import main; sys.exit(main())"
-        options = ["server", "--data-dir", str(folder), "--host", "127.0.0.1", "--port", str(port)]
-        started = [sys.executable, "-uc", command, *options]
-        process = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        assert b"listening on 127.0.0.1" in process.stdout.readline()
-        return process, f"http://127.0.0.1:{port}"
-
-    return start
-
-
-@pytest.fixture(scope="session")
-def uris(tmp_path_factory, start_server):
-    """{"lite": a path, "server": an address}."""
-    folder = tmp_path_factory.mktemp("milvus")
-    process, address = start_server(folder / "server")
-    yield {"lite": folder / "lite.db", "server": address}
-    process.terminate()
-    process.wait()
 
 
 @pytest.fixture(params=["lite", "server"])
@@ -123,20 +87,3 @@ def check_search():
         return hits
 
     return check
-
-
-@pytest.fixture
-def raw_filters(monkeypatch):
-    """Filters are given in Milvus's own language; `raw_filters.columns` are those that the last one could name."""
-    module = types.ModuleType("mmcl.index.milvus_filters")
-
-    def to_milvus(where, columns, id_name="id"):
-        module.columns = columns
-        for name in re.findall(r"metadata\[.(\w+).\]", where):
-            if name not in columns:
-                raise ValueError(f"unknown column {name!r}; choose from {list(columns)}")
-        return where
-
-    module.to_milvus = to_milvus
-    monkeypatch.setitem(sys.modules, "mmcl.index.milvus_filters", module)
-    return module

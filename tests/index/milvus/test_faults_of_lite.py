@@ -1,12 +1,19 @@
 """Faults of Milvus Lite and pymilvus that the backend works around: a test that fails here is one to take out there."""
 
+import copy
 import json
 
 import numpy as np
 import pytest
 
 from mmcl.index.milvus import MilvusTuples
+from mmcl.index.milvus_client import OPEN
 from mmcl.index.milvus_collection import described_index
+
+
+@pytest.fixture
+def lite(tmp_path):
+    return tmp_path / "lite.db"
 
 
 @pytest.fixture
@@ -69,6 +76,24 @@ def test_probing_one_list_finds_too_few(make, queries, fill, build_index):
     build_index(tuples)
     found = tuples._rows.nearest(queries, 400, "", {"nprobe": 1})
     assert max(map(len, found)) < 400
+
+
+def test_properties_changed_at_once_undo_each_other(lite, monkeypatch):
+    """So a server of it has one worker; `LITE_TURN` does the same in this process."""
+    tuples = MilvusTuples.create(lite, "at_once", 8, named=False)
+    database, copied = OPEN[str(lite.resolve())].database, copy.deepcopy
+
+    def overtaken(schema):
+        monkeypatch.undo()
+        before = copied(schema)
+        database.alter_collection_properties("at_once", {"other": "1"})
+        return before
+
+    monkeypatch.setattr(copy, "deepcopy", overtaken)
+    database.alter_collection_properties("at_once", {"one": "1"})
+    properties = tuples._rows.call("describe_collection")["properties"]
+    assert "one" in properties and "other" not in properties
+    tuples.close()
 
 
 def test_server_listens_on_all_addresses_unless_told_otherwise():

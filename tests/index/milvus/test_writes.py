@@ -1,9 +1,14 @@
 """Writes to Milvus: whole or refused by name, seen by the next search, never twice."""
 
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from mmcl.index import milvus_ids
 from mmcl.index.milvus import MilvusTuples
 
 NASTY = [
@@ -143,6 +148,72 @@ def test_ids_go_on_behind_the_largest_that_ever_was(make, uri, vectors):
         tuples.add(None, vectors[:1], table(1))
     with pytest.raises(ValueError, match="ids of this index are strings; give one for each"):
         make(named=True).add(None, vectors[:1], table(1))
+
+
+def claims(tuples):
+    """Writers whose claims the collection knows."""
+    properties = tuples._rows.call("describe_collection")["properties"]
+    return {name.removeprefix(milvus_ids.CLAIM) for name in properties if name.startswith(milvus_ids.CLAIM)}
+
+
+def test_whoever_read_an_old_state_gives_way(make, uri, vectors, monkeypatch):
+    """Between what one reads and what it writes, another has taken the same ids."""
+    tuples, read = make(), milvus_ids.claimed
+    tuples.add(None, vectors[:3], table(3))
+    other = MilvusTuples.open(uri, tuples.collection, 8)
+
+    def overtaken(*place):
+        monkeypatch.setattr(milvus_ids, "claimed", read)
+        before = read(*place)
+        other.add(None, vectors[3:5], table(2))
+        return before
+
+    monkeypatch.setattr(milvus_ids, "claimed", overtaken)
+    tuples.add(None, vectors[5:6], table(1))
+    found = tuples.ids().tolist()
+    assert len(found) == 6 and found[:5] == [0, 1, 2, 3, 4] and found[5] >= 5
+    np.testing.assert_array_equal(tuples.vectors([0, 1, 2, 3, 4, found[5]]), vectors[:6])
+    assert claims(tuples) == {tuples._writer, other._writer}
+    other.close()
+
+
+def test_claims_of_those_that_are_gone_hold_and_old_ones_are_forgotten_once_they_are_passed(make, vectors):
+    tuples, day = make(), 24 * 3600
+    ends = {"old": (4, time.time() - 2 * day), "high": (7, time.time() - 2 * day), "new": (5, time.time())}
+    properties = {f"{milvus_ids.CLAIM}{name}": f"{end} {at:.0f}" for name, (end, at) in ends.items()}
+    tuples._rows.call("alter_collection_properties", properties=properties)
+    tuples.add(None, vectors[:2], table(2))
+    assert tuples.ids().tolist() == [7, 8] and claims(tuples) == {"old", "high", "new", tuples._writer}
+    tuples.add(None, vectors[:1], table(1))
+    assert tuples.ids().tolist() == [7, 8, 9] and claims(tuples) == {"new", tuples._writer}
+
+
+ADDING = """
+import sys
+import numpy as np, pyarrow as pa
+from mmcl.index.milvus import MilvusTuples
+tuples = MilvusTuples.open(sys.argv[1], sys.argv[2], 8)
+mark = float(sys.argv[3])
+input()
+for turn in range(20):
+    tuples.add(None, np.full((3, 8), mark + turn, np.float32), pa.table({}))
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_add_at_once_lose_nothing(uris):
+    """Every item of every process is there: no id was given to two."""
+    tuples = MilvusTuples.create(uris["server"], "at_once", 8, named=False)
+    run = [sys.executable, "-c", ADDING, uris["server"], "at_once"]
+    marks = [100, 200, 300]
+    started = [subprocess.Popen([*run, str(mark)], stdin=subprocess.PIPE, text=True) for mark in marks]
+    for process in started:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [process.wait() for process in started] == [0, 0, 0]
+    found = sorted(tuples.vectors(tuples.ids().tolist())[:, 0].tolist())
+    assert found == sorted(3 * [mark + turn for mark in marks for turn in range(20)])
+    tuples.close()
 
 
 @pytest.mark.slow
