@@ -33,6 +33,8 @@ from mmcl.scores import Score
 
 ITEM_BLOCK, BANK_BLOCK = 2048, 4096
 """Scores of so many items with so many bank rows are held at a time: 32 MiB."""
+SAMPLE = 1024
+MOST_DOUBLINGS = 20
 
 
 def bank_vectors(score: Score, bank: Any, absent: Iterable[str] = (), seed: int = 0) -> Float32[np.ndarray, "b width"]:
@@ -87,6 +89,31 @@ def query_with_bank(vectors: Any) -> Float32[np.ndarray, "nq wider"]:
     """(nq, width + 1): query vectors with the 1 that meets the item's coordinate."""
     queries = float_rows(vectors, "query vectors")
     return torch.cat([queries, torch.ones(len(queries), 1)], dim=1).numpy()
+
+
+def balance(score: Score, stored: Iterable[str], bank: Float32[np.ndarray, "b width"]) -> float:
+    """The factor f of the coordinate in items, with 1 / f in place of the 1 in queries, with which codes err least.
+
+    Items vary by nats in that coordinate and by far less in the others, and codes would spend themselves on it: of
+    rotated items every coordinate is quantised with an error like the whole variance V + f^2 B, which a query weighs by
+    its squared length Q + 1 / f^2. The product is least where f^4 = V / (B Q). V and B are taken of random items, and f
+    as a power of two, so that it changes no score by a single bit.
+    """
+    with torch.no_grad():
+        items = score.item_vectors(random_embeddings(stored, score.dim, SAMPLE)).float()
+    spread = with_bank(items, bank).var(axis=0)
+    product = float(spread[-1]) * float(np.square(bank).sum(axis=1).mean())
+    if not (product > 0 and spread[:-1].sum() > 0):
+        return 1.0
+    doublings = round(math.log2(float(spread[:-1].sum()) / product) / 4)
+    return 2.0 ** max(-MOST_DOUBLINGS, min(MOST_DOUBLINGS, doublings))
+
+
+def random_embeddings(names: Iterable[str], dim: int, count: int, seed: int = 0) -> dict[str, Float32[Tensor, "n d"]]:
+    """Unit rows without any direction, of each modality."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = {name: torch.randn(count, dim, generator=generator) for name in names}
+    return {name: torch.nn.functional.normalize(each, dim=1) for name, each in rows.items()}
 
 
 def log_mean_exp(items: Float32[Tensor, "n width"], bank: Float32[Tensor, "b width"]) -> Float32[Tensor, " n"]:

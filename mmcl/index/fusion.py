@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 
 from mmcl.arrays import refuse_bad_rows, same_length
-from mmcl.index.bank import bank_vectors, query_with_bank, with_bank
+from mmcl.index.bank import balance, bank_vectors, query_with_bank, with_bank
 from mmcl.index.sources import Block, Source, fused_block
 from mmcl.scores import Score, load_score
 from mmcl.values import as_embeddings, as_query, encode, is_encoded
@@ -29,6 +29,8 @@ class Fusion:
     bank: np.ndarray | None = None
     """(b, width) query vectors: items are ranked against how they answer these on the average."""
     bank_modalities: tuple[str, ...] = ()
+    bank_scale: float = 1.0
+    """A power of two: its coordinate is stored times this, and divided by it in queries; see `balance`."""
 
     @property
     def width(self) -> int:
@@ -56,7 +58,7 @@ class Fusion:
             start += len(fused)
             if table is not None:
                 metadata.append(table)
-            yield fused if self.bank is None else with_bank(fused, self.bank)
+            yield fused if self.bank is None else with_bank(fused, self.bank) * self._last(self.bank_scale)
 
     def queries(self, queries: Any, model: Any, encoded: Any) -> np.ndarray:
         """(nq, width) float32 query vectors of {modality: embeddings or raw values}; see `TupleIndex.search`."""
@@ -68,7 +70,11 @@ class Fusion:
         if not torch.isfinite(vectors).all():
             row = int((~torch.isfinite(vectors).all(dim=1)).nonzero()[0])
             raise ValueError(f"query row {row}: {list(rows)} fuse to a vector that is not finite in float32")
-        return vectors.numpy() if self.bank is None else query_with_bank(vectors.numpy())
+        return vectors.numpy() if self.bank is None else self.bank_queries(vectors.numpy())
+
+    def bank_queries(self, vectors: np.ndarray) -> np.ndarray:
+        """(nq, width): (nq, score.width) query vectors, or the bank's own, with what meets the bank's coordinate."""
+        return query_with_bank(vectors) * self._last(1 / self.bank_scale)
 
     def with_bank(self, bank: Any, model: Any, encoded: Any) -> "Fusion":
         """The same with a bank {query modality: rows}."""
@@ -76,9 +82,8 @@ class Fusion:
         rows = embedded(bank, self.score, model, encoded)
         absent = tuple(name for name in self.query_modalities if name not in rows)
         vectors = bank_vectors(self.score, rows, absent)
-        return Fusion(
-            self.score, self.modalities, vectors, tuple(name for name in self.query_modalities if name in rows)
-        )
+        names = tuple(name for name in self.query_modalities if name in rows)
+        return Fusion(self.score, self.modalities, vectors, names, balance(self.score, self.modalities, vectors))
 
     def about(self) -> dict[str, Any]:
         """What the manifest says about it."""
@@ -86,7 +91,7 @@ class Fusion:
         if self.bank is not None:
             bank = {"modalities": list(self.bank_modalities), "rows": len(self.bank)}
         about = {"modalities": list(self.modalities), "score": self.score.config(), "kind": self.kind}
-        return {**about, "width": self.width, "bank": bank}
+        return {**about, "width": self.width, "bank": bank, "bank_scale": self.bank_scale}
 
     def write(self, folder: Path) -> None:
         """Write score and bank."""
@@ -102,7 +107,12 @@ class Fusion:
         if manifest["bank"] is None:
             return fusion
         bank = np.load(folder / BANK, allow_pickle=False)
-        return cls(fusion.score, fusion.modalities, bank, tuple(manifest["bank"]["modalities"]))
+        names = tuple(manifest["bank"]["modalities"])
+        return cls(fusion.score, fusion.modalities, bank, names, manifest.get("bank_scale", 1.0))
+
+    def _last(self, factor: float) -> np.ndarray:
+        """(width,) ones, and this factor for the bank's coordinate."""
+        return np.array([1.0] * (self.width - 1) + [factor], np.float32)
 
     def _check_names(self, queries: Any, what: str = "the query") -> None:
         """Modalities of a query: at least one, known, not stored; those of the bank where there is one."""

@@ -14,7 +14,9 @@ from scipy.special import logsumexp
 
 from mmcl.index import TupleIndex
 from mmcl.index import bank as bank_module
-from mmcl.index.bank import bank_vectors, query_with_bank, with_bank
+from mmcl.index.bank import balance, bank_vectors, query_with_bank, random_embeddings, with_bank
+from mmcl.index.fusion import Fusion
+from mmcl.index.store import read_manifest, write_manifest
 from mmcl.metrics import hubness_skew
 from mmcl.synthetic.joints import JOINTS
 
@@ -226,6 +228,51 @@ def test_an_index_ranks_by_the_pure_functions(kind, make_score, tables):
     assert hits.kind == "pmi"
     np.testing.assert_allclose(hits.scores, np.take_along_axis(expected, hits.ids, axis=1), atol=1e-5, rtol=1e-5)
     assert (np.diff(hits.scores, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize("scale", [1 / 64, 0.25, 4.0])
+def test_the_scale_of_the_coordinate_changes_no_score(scale, make_score, tables):
+    """Items' vectors have it and queries' its inverse: powers of two, so to the last bit."""
+    rows, bank = tables
+    items = {name: rows[name] for name in ("image", "audio")}
+    plain = replace(
+        Fusion(make_score("hadamard", 3, 16), ("image", "audio")).with_bank(bank, None, True), bank_scale=1.0
+    )
+    scaled = replace(plain, bank_scale=scale)
+    block = {name: torch.from_numpy(each) for name, each in items.items()}
+    stored = [next(each.fused([(block, None)], [])) for each in (plain, scaled)]
+    asked = [each.queries({"text": rows["text"]}, None, True) for each in (plain, scaled)]
+    np.testing.assert_array_equal(stored[1][:, -1], scale * stored[0][:, -1])
+    np.testing.assert_array_equal(asked[1][:, -1], np.float32(1 / scale))
+    np.testing.assert_array_equal(asked[0] @ stored[0].T, asked[1] @ stored[1].T)
+
+
+def test_the_scale_balances_what_codes_err(make_score, tables):
+    """f^4 = V / (B Q), of other items than those it was taken of, within the rounding to a power of two and chance."""
+    _, bank = tables
+    score = make_score("hadamard", 3, 16)
+    vectors = bank_vectors(score, bank)
+    scale = balance(score, ("image", "audio"), vectors)
+    spread = with_bank(score.item_vectors(random_embeddings(("image", "audio"), 16, 5000, seed=5)), vectors).var(axis=0)
+    exact = (spread[:-1].sum() / spread[-1] / (vectors**2).sum(axis=1).mean()) ** 0.25
+    assert scale == 2.0 ** round(math.log2(scale))
+    assert 0.6 < scale / exact < 1.6
+    assert balance(score, ("image", "audio"), 0 * vectors) == 1
+
+
+def test_an_index_saved_with_its_scale_is_read_with_it(make_score, tables, tmp_path):
+    rows, bank = tables
+    items = {name: rows[name] for name in ("image", "audio")}
+    index = TupleIndex.build(make_score("hadamard", 3, 16), items, bank=bank)
+    assert index.info()["bank_scale"] != 1
+    index.save(tmp_path / "index")
+    before = index.search({"text": rows["text"]})
+    loaded = TupleIndex.load(tmp_path / "index")
+    assert loaded.info()["bank_scale"] == index.info()["bank_scale"]
+    np.testing.assert_array_equal(loaded.search({"text": rows["text"]}).scores, before.scores)
+    manifest = read_manifest(tmp_path / "index")
+    write_manifest(tmp_path / "index", {k: v for k, v in manifest.items() if k not in ("sha256", "bank_scale")})
+    assert TupleIndex.load(tmp_path / "index").info()["bank_scale"] == 1  # as it was before there was one
 
 
 def test_hubs_vanish(make_score, tables):
