@@ -27,8 +27,12 @@ class Type:
     parameters: dict[str, Any] = field(default_factory=dict)
     reason: str | None = None
     """Why "auto" took it."""
-    on_disk: bool = False
-    """Whether its full vectors have to stay on the disk."""
+    mapped: bool = False
+    """Whether its full vectors have to stay on the disk: it fits its memory budget only so."""
+
+    def about(self) -> dict[str, Any]:
+        """What the manifest says of it, beside the factory."""
+        return {"search_parameters": dict(self.parameters), "reason": self.reason, "mapped": self.mapped}
 
 
 def chosen_type(

@@ -3,14 +3,19 @@
 What "auto" goes by was measured on fused vectors (`python eval/benchmarks/auto_factory.py --count 20000`): inverted
 lists do better on the raw inner product than with the coordinate of "MIPS,", so they go without it. Graphs are slower
 than lists at the same recall, with that coordinate and without, and are never chosen: only a measurement with true
-queries shows what they find (`mmcl index tune`). Codes alone rank fused vectors badly, so they only propose, and full
-vectors, which may stay on the disk, decide.
+queries shows what they find (`mmcl index tune`). Lists of full vectors are no faster than exact search
+at a recall of 0.95 and 256 queries at once; lists of 4-bit codes are, where the vectors were rotated before: products
+of embeddings have heavy tails, which a rotation spreads over all coordinates. Codes alone rank fused vectors badly, so
+they only propose, and full vectors, which may stay on the disk, decide.
 """
 
 import re
 from dataclasses import dataclass, field
+from itertools import product
 from numbers import Integral, Real
 from typing import Any
+
+from mmcl.index.devices import AUTO, CPU, GPU_K
 
 FLAT_ROWS = 1_000_000
 """Up to so many rows exact search is fast enough to be the answer."""
@@ -19,11 +24,11 @@ TRAINING_ROWS = 40
 """A list: with fewer, k-means places them badly."""
 ID_BYTES = 8
 FLOAT = 4
-PROBED = {0.99: 0.5, 0.95: 0.2, 0.9: 0.12, 0.8: 0.06}
-"""Share of the lists that is probed for a recall: enough where queries point to what was trained to fit them. Vectors
-without any such structure would take half of all lists and gain nothing over exact search."""
-CANDIDATES = {2: 32.0, 4: 128.0, 8: 256.0}
+CANDIDATES = {1: 8.0, 2: 64.0, 4: 256.0}
 """{coordinates a code: candidates a result that full vectors rank anew}."""
+BLOCK_ROWS, SPARE_SHARE, SPARE_BYTES = 32, 0.39, 1500
+"""A list of codes for fast scans is filled up to blocks of so many rows, and allocated in powers of two: 0.39 more on
+the average, of which pages that are never touched cost nothing (measured)."""
 UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 UNITS |= {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -34,7 +39,7 @@ class Choice:
 
     factory: str
     parameters: dict[str, Any] = field(default_factory=dict)
-    """Of a search, unless it gives others."""
+    """Of searches until the effort is measured (see `mmcl.index.calibrate`): all lists."""
     bytes: int = 0
     """In memory, beside ids and metadata."""
     mapped: bool = False
@@ -57,42 +62,51 @@ def choose_factory(
     """
     if isinstance(recall_target, bool) or not isinstance(recall_target, Real) or not 0 < float(recall_target) <= 1:
         raise ValueError(f"recall_target must be above 0 and at most 1, got {recall_target!r}")
-    options = list(candidates(count, width, float(recall_target)))
+    options = candidates(count, width, float(recall_target), device)
     fitting = [each for each in options if memory_budget is None or each.bytes <= memory_budget]
     if fitting:
         return fitting[0]
     least = min(options, key=lambda each: each.bytes)
+    where = "" if device == CPU else f" on device {device!r}"
     raise ValueError(
-        f"no type of index keeps {count:,} vectors of width {width} in {shown(memory_budget)}; the least is "
+        f"no type of index keeps {count:,} vectors of width {width} in {shown(memory_budget)}{where}; the least is "
         f"{shown(least.bytes)}, with factory {least.factory!r}"
     )
 
 
-def candidates(count: int, width: int, recall_target: float) -> list[Choice]:
-    """Types from the most exact to the smallest."""
+def candidates(count: int, width: int, recall_target: float, device: str) -> list[Choice]:
+    """Types from the most exact to the smallest, those first that suit the number of rows."""
     flat = memory_size("Flat", count, width)
-    found = [Choice("Flat", {}, flat, False, f"{count:,} vectors take {shown(flat)}: exact search, all in memory")]
+    why = f"{count:,} vectors take {shown(flat)}: exact search, all in memory"
+    exact = Choice("Flat", {}, flat, False, why if count <= FLAT_ROWS else f"recall {recall_target:g} is exact search")
     lists = list_count(count)
-    if count > FLAT_ROWS:
-        found[0] = Choice("Flat", {}, flat, False, f"recall {recall_target:g} asks for exact search")
-    probed = {"nprobe": max(1, round(lists * share_probed(recall_target)))}
-    told = f"{lists} lists for {count:,} vectors, {probed['nprobe']} of them probed for recall {recall_target:g}"
+    if count < lists * TRAINING_ROWS:
+        return [exact]
+    found = [coded_choice(count, width, lists, *each) for each in product((False, True), CANDIDATES)]
+    if device != CPU:  # GPUs have no codes for fast scans; "auto" goes back to the CPU for them
+        found = [whole_choice(count, width, lists), *(found if device == AUTO else [])]
+    return [*found, exact] if count > FLAT_ROWS and recall_target < 1 else [exact, *found]
+
+
+def coded_choice(count: int, width: int, lists: int, mapped: bool, coordinates: int) -> Choice:
+    """Rotated vectors as 4-bit codes of so many coordinates each in inverted lists, and full vectors behind them."""
+    codes = -(-width // coordinates)
+    factory = f"RR{codes * coordinates},IVF{lists},PQ{codes}x4fs,RFlat"
+    size = memory_size(factory, count, width, mapped)
+    where = "on the disk" if mapped else "in memory as well"
+    why = (
+        f"codes of {codes} x 4 bits in {lists} lists propose candidates, full vectors {where} rank them: "
+        f"{shown(size)} for {count:,} vectors"
+    )
+    return Choice(factory, {"nprobe": lists, "k_factor": CANDIDATES[coordinates]}, size, mapped, why)
+
+
+def whole_choice(count: int, width: int, lists: int) -> Choice:
+    """Full vectors in inverted lists."""
     factory = f"IVF{lists},Flat"
     size = memory_size(factory, count, width)
-    whole = Choice(factory, probed, size, False, f"{told}; vectors as they are, {shown(size)}")
-    if count > FLAT_ROWS and recall_target < 1:
-        found.insert(0, whole)
-    if count < lists * TRAINING_ROWS:
-        return found
-    for coordinates, factor in CANDIDATES.items():
-        codes = -(-width // coordinates)
-        factory = f"IVF{lists},PQ{codes}x4fs,RFlat"
-        size = memory_size(factory, count, width, mapped=True)
-        why = (
-            f"{told}; codes of {codes} x 4 bits in memory ({shown(size)}), full vectors on the disk rank the best anew"
-        )
-        found.append(Choice(factory, {**probed, "k_factor": factor}, size, True, why))
-    return found
+    why = f"full vectors in {lists} lists: {shown(size)} for {count:,} vectors"
+    return Choice(factory, {"nprobe": min(lists, GPU_K)}, size, False, why)
 
 
 def memory_size(factory: str, count: int, width: int, mapped: bool = False) -> int:
@@ -100,18 +114,21 @@ def memory_size(factory: str, count: int, width: int, mapped: bool = False) -> i
 
     Args:
         factory: "Flat", "Exact", "SQ8", "PQ16", "HNSW32", or "IVF64," and "Flat", "SQ8", "PQ16" or "PQ16x4fs", with
-            ",RFlat" or ",Refine(SQ8)" behind, "MIPS," before it.
+            ",RFlat" or ",Refine(SQ8)" behind, "MIPS," or "RR64," before it.
         mapped: whether the full vectors of "RFlat" (of "Exact", its float32 rows) stay on the disk.
     Raises: ValueError for another factory.
     """
     width += factory.startswith("MIPS,")
-    total = 0
+    total = lists = 0
     for part in factory.removeprefix("MIPS,").split(","):
-        known = re.fullmatch(r"(IVF|HNSW|PQ|SQ|Flat|RFlat|Refine\(SQ|Exact)(\d*)\)?(?:x(\d+))?(fs)?", part)
+        known = re.fullmatch(r"(RR|IVF|HNSW|PQ|SQ|Flat|RFlat|Refine\(SQ|Exact)(\d*)\)?(?:x(\d+))?(fs)?", part)
         if known is None:
             raise ValueError(f"the size of factory {factory!r} is not known: {part!r}")
         kind, number, bits, fast = known[1], int(known[2] or 0), int(known[3] or 8), bool(known[4])
-        if kind == "IVF":
+        if kind == "RR":
+            total += number * width * FLOAT
+        elif kind == "IVF":
+            lists = number
             total += number * width * FLOAT + count * ID_BYTES
         elif kind == "HNSW":
             # links of the lowest level, those above it a (number - 1)th of the rows have, and the vectors
@@ -121,6 +138,7 @@ def memory_size(factory: str, count: int, width: int, mapped: bool = False) -> i
             bytes_a_row = -(-number * bits // 8) if not fast else -(-number // 2)
             padded = -(-width // number) * number
             total += count * bytes_a_row + 2**bits * padded * FLOAT
+            total += lists * spare_bytes(bytes_a_row, count / lists) if lists and fast else 0
         else:
             total += count * stored_width(kind, number, width, mapped)
     return int(total)
@@ -132,17 +150,18 @@ def stored_width(kind: str, number: int, width: int, mapped: bool) -> int:
     return sizes[kind] if kind in sizes else -(-width * number // 8)
 
 
+def spare_bytes(bytes_a_row: int, rows: float) -> float:
+    """What a list of so many fast codes takes beyond the codes themselves."""
+    unfilled = bytes_a_row * BLOCK_ROWS / 2
+    return unfilled + min(SPARE_SHARE * (rows * bytes_a_row + unfilled), SPARE_BYTES)
+
+
 def list_count(count: int) -> int:
     """Inverted lists: four times the square root of the rows or more, as far as training allows; a power of two."""
     lists = 16
     while lists < MOST_LISTS and lists * lists < 16 * count and 2 * lists * TRAINING_ROWS <= count:
         lists *= 2
     return lists
-
-
-def share_probed(recall_target: float) -> float:
-    """The part of all lists that the recall takes."""
-    return min((share for recall, share in PROBED.items() if recall >= recall_target), default=1.0)
 
 
 def parse_bytes(budget: Any) -> int:

@@ -33,6 +33,8 @@ class SavedIndex:
         """Used where a search gives none."""
         self.reason: str | None = None
         """Why factory="auto" took this type."""
+        self.mapped = False
+        """Whether `load` leaves full vectors on the disk unless told otherwise: a memory budget counts on it."""
         self._path: Path | None = None
         self._folder: TemporaryDirectory | None = None
         self._versions: dict[Path, str] = {}
@@ -61,7 +63,7 @@ class SavedIndex:
         model: Any = None,
         device: Any = "cpu",
         *,
-        memory_map: bool = False,
+        memory_map: bool | None = None,
         token: str | None = None,
     ) -> Index:
         """Read an index that `save` wrote, after checking every file's checksum.
@@ -70,7 +72,8 @@ class SavedIndex:
             path: the folder.
             model: encodes raw queries; it must be the one that the index was built with.
             device: as in `build`, whatever the index was built on.
-            memory_map: leave the vectors on the disk and read them as searches need them.
+            memory_map: leave the vectors on the disk and read them as searches need them. Default: where the index was
+                built within a memory budget that it keeps only so.
             token: of Milvus, where the tuples are there.
         Raises: FileNotFoundError where there is no index; ValueError that names the damaged or foreign file, or both
             fingerprints of a model that differs.
@@ -98,16 +101,20 @@ class SavedIndex:
             read_version(self._path, lambda *_: None)
 
     @classmethod
-    def _read(cls: type[Index], folder: Path, manifest: dict[str, Any], memory_map: bool, token: str | None) -> Index:
+    def _read(
+        cls: type[Index], folder: Path, manifest: dict[str, Any], memory_map: bool | None, token: str | None
+    ) -> Index:
         fusion = Fusion.read(folder, manifest)
+        mapped = manifest.get("mapped", False)  # older indexes do not say
         if lookup(BACKENDS, manifest["backend"], "backend") == MILVUS:
             tuples = opened_milvus(manifest, fusion.width, token)
         else:
-            tuples = read_tuples(folder, manifest, fusion.width, memory_map)
+            tuples = read_tuples(folder, manifest, fusion.width, mapped if memory_map is None else memory_map)
         index = cls(fusion, tuples)
         index.fingerprint = manifest["fingerprint"]
         index._versions[folder.parent.resolve()] = manifest["version"]
         index.search_parameters, index.reason = manifest["search_parameters"], manifest["reason"]
+        index.mapped = mapped
         return index
 
     def _draft(self) -> tuple[Callable[[Path], Any], dict[str, Any], Callable[[Path, Any], None]]:
@@ -131,6 +138,7 @@ class SavedIndex:
             **about_index(self._fusion, self.fingerprint),
             "search_parameters": self.search_parameters,
             "reason": self.reason,
+            "mapped": self.mapped,
         }
 
 

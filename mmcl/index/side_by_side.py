@@ -230,7 +230,9 @@ class TupleIndexes:
             self._path = path
 
     @classmethod
-    def load(cls, path: Any, model: Any = None, device: Any = "cpu", *, memory_map: bool = False) -> "TupleIndexes":
+    def load(
+        cls, path: Any, model: Any = None, device: Any = "cpu", *, memory_map: bool | None = None
+    ) -> "TupleIndexes":
         """Read what `save` wrote, after checking every file's checksum.
 
         Args: as in `TupleIndex.load`.

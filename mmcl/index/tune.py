@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -9,17 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
-from mmcl.index.faiss_params import known_parameters
+from mmcl.index.devices import CPU, GPU_K
+from mmcl.index.faiss_params import QUANTIZER, known_parameters
 from mmcl.index.faiss_rows import nearest
 from mmcl.index.sources import open_source
 from mmcl.index.tuple_index import TupleIndex
 
 BLOCK = 65536
 REPEATS = 3
+MARGIN = 1.64
+"""Standard errors that a recall has to lie above its target: other queries then reach it, too, 19 times out of 20."""
+QUANTIZER_EFFORT = QUANTIZER + "efSearch"
 EFFORTS = {
     "nprobe": [2**power for power in range(17)],
     "efSearch": [2**power for power in range(4, 13)],
+    QUANTIZER_EFFORT: [2**power for power in range(4, 13)],
     "k_factor": [1.0, *(2.0**power for power in range(2, 9))],
 }
 """Values that a sweep tries, as far as they can matter."""
@@ -31,6 +38,8 @@ class Point:
 
     parameters: dict[str, Any]
     recall: float
+    error: float
+    """The standard error of `recall`, from how the queries differ."""
     seconds: float
     queries_per_second: float
 
@@ -42,7 +51,7 @@ class TuneResult:
     points: list[Point]
     chosen: Point
     reached: bool
-    """Whether it reaches the target; else it is the one of highest recall."""
+    """Whether it reaches the target, with `MARGIN` standard errors to spare; else it is the one of highest recall."""
     k: int
     recall_target: float
     queries: int
@@ -76,21 +85,34 @@ def tune(
         index: in this process. One that has no such efforts (Flat, PQ16) is measured as it is.
         queries: {query modality: rows}, some hundred true ones: items asking for items say little about queries.
         k: of recall@k.
-        recall_target: what the setting has to reach.
+        recall_target: what the setting has to reach, with a margin for how much these queries can tell (`MARGIN`).
         items: what the index was built from, where it holds codes alone: the truth is in the full vectors.
         batch: queries timed at once.
         encoded: as in `TupleIndex.search`.
     Raises: ValueError for no queries, an empty index, and codes without `items`.
     """
     vectors = index._fusion.queries(queries, index.model, encoded)
+    return tune_vectors(index, vectors, k, recall_target, items, batch, encoded)
+
+
+def tune_vectors(
+    index: TupleIndex,
+    vectors: np.ndarray,
+    k: int = 10,
+    recall_target: float = 0.95,
+    items: Any = None,
+    batch: int = 256,
+    encoded: Any = None,
+) -> TuneResult:
+    """`tune` with (nq, width) query vectors."""
     if not len(vectors) or not len(index):
         raise ValueError(f"tuning takes queries and items; there are {len(vectors)} queries and {len(index)} items")
     k = min(int(k), len(index))
     truth = true_best(index, vectors, k, items, encoded)
     settings = list(grid(index, k))
     timed = vectors[:batch]
+    shares = [found_shares(index, vectors, k, setting, truth) for setting in settings]
     seconds: dict[int, list[float]] = {number: [] for number in range(len(settings))}
-    recalls = [recall(searched(index, vectors, k, setting).ids, truth) for setting in settings]
     for _ in range(REPEATS):  # in turns, so that a busy minute does not fall on one setting alone
         for number, setting in enumerate(settings):
             start = time.perf_counter()
@@ -98,10 +120,11 @@ def tune(
             seconds[number].append(time.perf_counter() - start)
     points = []
     for number, setting in enumerate(settings):
-        spent = float(np.median(seconds[number]))
-        points.append(Point(setting, recalls[number], spent, len(timed) / spent))
-    good = [point for point in points if point.recall >= recall_target]
-    best = min(good, key=lambda point: point.seconds) if good else max(points, key=lambda point: point.recall)
+        spent, found = float(np.median(seconds[number])), shares[number]
+        points.append(Point(setting, float(found.mean()), standard_error(found), spent, len(timed) / spent))
+    good = [number for number, found in enumerate(shares) if surely_reaches(found, recall_target)]
+    cheapest = min((points[number] for number in good), key=lambda point: point.seconds, default=None)
+    best = cheapest or max(points, key=lambda point: point.recall)
     index.search_parameters = dict(best.parameters)
     about = index.info()
     return TuneResult(
@@ -114,23 +137,53 @@ def searched(index: TupleIndex, vectors: np.ndarray, k: int, setting: dict[str, 
     return index._tuples.search(vectors, k, None, setting)
 
 
-def recall(found: np.ndarray, truth: np.ndarray) -> float:
-    """Mean share of each row of `truth` that is found."""
-    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), truth.tolist(), strict=True)]))
+def found_shares(
+    index: TupleIndex, vectors: np.ndarray, k: int, setting: dict[str, Any], truth: np.ndarray
+) -> Float[np.ndarray, " nq"]:
+    """What share of each query's row of `truth` a setting finds."""
+    found = searched(index, vectors, k, setting).ids
+    return np.array([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), truth.tolist(), strict=True)])
+
+
+def standard_error(shares: Float[np.ndarray, " nq"]) -> float:
+    """Of the mean; 0 of a single query, which cannot tell."""
+    return float(shares.std(ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else 0.0
+
+
+def surely_reaches(shares: Float[np.ndarray, " nq"], recall_target: float) -> bool:
+    """Whether the mean lies above the target by so much that it is no luck."""
+    return bool(shares.mean() - MARGIN * standard_error(shares) >= recall_target)
 
 
 def grid(index: TupleIndex, k: int) -> Iterator[dict[str, Any]]:
     """Settings of the efforts that this type of index has; one without any where it has none."""
-    inner = getattr(getattr(index._tuples, "snapshot", None), "base", None)
-    inner = getattr(inner, "index", None)  # Exact has none, and Milvus is tuned by its own means
+    inner = faiss_index(index)
     known = {} if inner is None else known_parameters(inner)
-    lists = None if inner is None else inner_lists(inner)
-    limits = {"nprobe": getattr(lists, "nlist", 1), "efSearch": len(index), "k_factor": len(index) / k}
+    lists = most_lists(index)
+    limits = {"nprobe": lists, QUANTIZER_EFFORT: lists, "efSearch": len(index), "k_factor": len(index) / k}
     names = [name for name in EFFORTS if name in known]
     least = {"nprobe": limits["nprobe"] / 256}
     values = [[v for v in EFFORTS[name] if least.get(name, 1) <= v <= limits[name]] or [1] for name in names]
+    seen: list[dict[str, Any]] = []
     for chosen in itertools.product(*values):
-        yield dict(zip(names, chosen, strict=True))
+        setting = dict(zip(names, chosen, strict=True))
+        if QUANTIZER_EFFORT in setting:  # a graph of lists looks at as many as it returns
+            setting[QUANTIZER_EFFORT] = max(setting[QUANTIZER_EFFORT], setting["nprobe"])
+        if setting not in seen:
+            seen.append(setting)
+            yield setting
+
+
+def faiss_index(index: TupleIndex) -> Any:
+    """The FAISS index inside, or None: Exact has none, and Milvus is tuned by its own means."""
+    return getattr(getattr(getattr(index._tuples, "snapshot", None), "base", None), "index", None)
+
+
+def most_lists(index: TupleIndex) -> int:
+    """How many inverted lists a search can probe; 1 where there are none."""
+    inner = faiss_index(index)
+    lists = getattr(None if inner is None else inner_lists(inner), "nlist", 1)
+    return lists if index.device == CPU else min(lists, GPU_K)
 
 
 def inner_lists(index: Any) -> Any:

@@ -89,8 +89,10 @@ class TupleIndex(SavedIndex):
             token: "user:password" or an API key of Milvus; never stored.
             replace: drop a collection of that name first, if mmcl made it.
             queries: {query modality: rows}, some hundred true ones: searches then take the least effort that reaches
-                `recall_target` with them, in place of a guess (see `mmcl.index.tune`).
-            memory_budget: of "auto", bytes or such as "2GiB"; default: no limit.
+                `recall_target` with them (see `mmcl.index.tune`). Without them "auto" goes by the bank, or by random
+                queries, which may ask for more effort than true ones.
+            memory_budget: of "auto", bytes or such as "2GiB" for the vectors, beside ids and metadata; default: no
+                limit. Full vectors that do not fit stay on the disk, also after `load`.
             recall_target: of "auto", the share of the true best 10 that searches should find.
             out: build in this folder, as `save` would leave it, of embeddings that need not fit in memory (shards, or
                 memory-mapped arrays); what is returned is read from there. A build that was interrupted goes on where
@@ -111,29 +113,30 @@ class TupleIndex(SavedIndex):
         fusion = fusion if bank is None else fusion.with_bank(bank, model, encoded)
         where = lookup(BACKENDS, backend, "backend")
         kind = chosen_type(factory, source.count, fusion.width, memory_budget, recall_target, device, where)
-        folder = TemporaryDirectory(prefix="mmcl-") if out is None and kind.on_disk else None
+        folder = TemporaryDirectory(prefix="mmcl-") if out is None and kind.mapped else None
         if out is not None or folder is not None:
             out = Path(folder.name) / "index" if folder is not None else Path(out)
-            about = {**about_index(fusion, fingerprint), "search_parameters": kind.parameters, "reason": kind.reason}
+            about = {**about_index(fusion, fingerprint), **kind.about()}
             built_on_disk(source, where, fusion, numbers, table, kind.factory, device, out, about, progress)
             index = cls.load(out, model, device, memory_map=True)
             index._folder = folder
-            return index.tuned(queries, recall_target, encoded)
+            if index.tuned(queries, recall_target, encoded).search_parameters != kind.parameters:
+                index.save(out)
+            return index
         if where == MILVUS:
             tuples = milvus_tuples(fusion, source, numbers, table, kind.factory, uri, collection, token, replace)
         else:
             tuples = local_tuples(fusion, source, numbers, table, kind.factory, device)
         index = cls(fusion, tuples)
         index.model, index.fingerprint = model, fingerprint
-        index.search_parameters, index.reason = kind.parameters, kind.reason
+        index.search_parameters, index.reason = dict(kind.parameters), kind.reason
         return index.tuned(queries, recall_target, encoded)
 
     def tuned(self, queries: Any, recall_target: float, encoded: Any = None) -> "TupleIndex":
-        """The index itself, with the cheapest search parameters that reach a recall@10; as it is without queries."""
-        if queries is not None:
-            from mmcl.index.tune import tune
+        """The index itself, with the least effort that reaches a recall@10 (see `mmcl.index.calibrate`)."""
+        from mmcl.index.calibrate import fit_effort
 
-            tune(self, queries, recall_target=recall_target, encoded=encoded)
+        fit_effort(self, queries, recall_target, encoded)
         return self
 
     def search(self, queries: Any, k: Any = 10, where: Any = None, *, encoded: Any = None, **parameters: Any) -> Hits:

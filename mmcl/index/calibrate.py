@@ -1,0 +1,101 @@
+"""The effort of searches in an index that factory="auto" chose: measured when it is built, so that recall is kept.
+
+With queries or a bank, those tell. Without, random embeddings of the query modalities do: the right share of lists
+depends on the data (from 0.01 to 0.4 of all, measured), no fixed one keeps a recall, and random queries, which point
+nowhere, took at least the effort of true ones on all data that was tried (`python eval/benchmarks/auto_factory.py`).
+They may take several times more, hence the advice in `index.reason`.
+"""
+
+import warnings
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from mmcl.index.bank import random_embeddings
+from mmcl.index.fusion import Fusion
+from mmcl.index.tune import (
+    EFFORTS,
+    found_shares,
+    most_lists,
+    surely_reaches,
+    true_best,
+    tune,
+    tune_vectors,
+)
+from mmcl.index.tuple_index import TupleIndex
+
+K, RANDOM_QUERIES, BANK_QUERIES = 10, 256, 512
+ADVICE = "true ones may need far less (queries=, `mmcl index tune`)"
+
+
+def fit_effort(index: TupleIndex, queries: Any, recall_target: float, encoded: Any = None) -> None:
+    """Set `index.search_parameters` to the least effort that reaches a recall@10, of what was to reach one.
+
+    Args:
+        index: just built.
+        queries: {query modality: rows}, true ones, as in `tune`; None: of a type that "auto" chose, the bank or random
+            queries, and another type stays as it is.
+    """
+    if queries is not None:
+        result, told = tune(index, queries, K, recall_target, encoded=encoded), "queries set the effort"
+        reached, recall = result.reached, result.chosen.recall
+    elif index.reason is None or not index.search_parameters:
+        return
+    elif index._fusion.bank is not None:
+        vectors = bank_rows(index._fusion)
+        result, told = tune_vectors(index, vectors, K, recall_target), "rows of the bank set the effort"
+        reached, recall = result.reached, result.chosen.recall
+    else:
+        reached, recall = calibrate(index, random_queries(index._fusion), recall_target)
+        told = f"random queries set the effort, {ADVICE}"
+    if index.reason is not None and index.search_parameters:
+        index.reason += f"; at build {told}: recall {recall:.3f} of {recall_target:g}"
+    if not reached:
+        warnings.warn(
+            f"no search parameters of factory {index.info()['factory']!r} surely reach recall@{K} {recall_target:g}: "
+            f"the best, {index.search_parameters}, has {recall:.3f}; a type with larger codes or 'Flat' would",
+            stacklevel=4,
+        )
+
+
+def bank_rows(fusion: Fusion) -> Float32[np.ndarray, "nq width"]:
+    """Some rows of the bank as queries."""
+    bank: Any = fusion.bank
+    return fusion.bank_queries(bank[np.linspace(0, len(bank) - 1, min(len(bank), BANK_QUERIES)).round().astype(int)])
+
+
+def random_queries(fusion: Fusion) -> Float32[np.ndarray, "nq width"]:
+    """Query vectors of random embeddings of all query modalities."""
+    return fusion.queries(random_embeddings(fusion.query_modalities, fusion.score.dim, RANDOM_QUERIES), None, True)
+
+
+def calibrate(index: TupleIndex, vectors: Float32[np.ndarray, "nq width"], recall_target: float) -> tuple[bool, float]:
+    """Set the least effort that reaches a recall@10, the most there is where none does; returns whether, and what.
+
+    In two steps, each of which stops as soon as it can, since an index may be large: first how many candidates full
+    vectors have to rank, with all lists; they may cost half of what may be missed. Then how many lists.
+    """
+    k = min(K, len(index))
+    truth = true_best(index, vectors, k, None, None)
+    setting = {**index.search_parameters, "nprobe": most_lists(index)}
+
+    def least(name: str, values: list[Any], target: float) -> tuple[bool, float]:
+        for value in values:
+            setting[name] = value
+            shares = found_shares(index, vectors, k, setting, truth)
+            if surely_reaches(shares, target):
+                break
+        return surely_reaches(shares, target), float(shares.mean())
+
+    if "k_factor" in setting:
+        least("k_factor", EFFORTS["k_factor"], (1 + recall_target) / 2)
+    found = least("nprobe", list_steps(most_lists(index)), recall_target)
+    index.search_parameters = setting
+    return found
+
+
+def list_steps(lists: int) -> list[int]:
+    """Numbers of lists to try, 1.4 times more each, up to all."""
+    steps = {round(lists / 2 ** (half / 2)) for half in range(17)}
+    return sorted(step for step in steps if step)
