@@ -1,5 +1,6 @@
 """Random histories of an index, each step checked against a dictionary and brute force in float64."""
 
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,14 +24,16 @@ FACTORIES = {
     "SQ8": {},
 }
 """What makes each of them look at every item."""
-FINDS_THE_BEST = {"Flat", "Exact", "IVF4,Flat", "IVF4,PQ4x4,RFlat", "MIPS,IVF4,Flat"}
+MILVUS = "Milvus Lite"
+FINDS_THE_BEST = {MILVUS, "Flat", "Exact", "IVF4,Flat", "IVF4,PQ4x4,RFlat", "MIPS,IVF4,Flat"}
 """Graphs may end in a local optimum at any effort."""
 ESTIMATES = {"SQ8"}
-STARTS_EMPTY = {"Flat", "Exact", "HNSW8", "MIPS,HNSW8"}
+STARTS_EMPTY = {MILVUS, "Flat", "Exact", "HNSW8", "MIPS,HNSW8"}
 NIGHTLY_HISTORIES, NIGHTLY_STEPS = 1000, 30
 STORED, POOL, DIM, TRAINED_ON = ("image", "audio"), 160, 8, 24
 FEW = strategies.lists(strategies.integers(0, POOL - 1), max_size=12)
 YEARS = range(1990, 2010)
+collection_numbers = itertools.count()
 FILTERS = {
     "many": lambda year: (("year >= ?", [year]), lambda row: row["year"] is not None and row["year"] >= year),
     "null": lambda year: (f"year < {year} or year is null", lambda row: row["year"] is None or row["year"] < year),
@@ -94,7 +97,7 @@ class History(RuleBasedStateMachine):
         ids = [self.key(number) for number in numbers] if named else None
         rows = [metadata_of(number, year) for number in numbers]
         items = self.pool.items(numbers)
-        self.index = TupleIndex.build(self.pool.score, items, ids, columns(rows), factory=self.factory)
+        self.index = TupleIndex.build(self.pool.score, items, ids, columns(rows), **self.held())
         self.model = {self.key(number): row for number, row in zip(numbers, rows)}
         self.next_id = 0 if named else len(numbers)
         self.check()
@@ -196,7 +199,7 @@ class History(RuleBasedStateMachine):
     def search_filtered(self, k, query, year, kind):
         where, meets = FILTERS[kind](year)
         there = {key for key, row in self.model.items() if meets(row)}
-        hits = self.index.search(self.queries(query), k=k, where=where, **FACTORIES[self.factory])
+        hits = self.index.search(self.queries(query), k=k, where=where, **FACTORIES.get(self.factory, {}))
         self.check_hits(hits, k, query, there, whole=True)
 
     @rule(query=strategies.integers(0, 5))
@@ -209,6 +212,10 @@ class History(RuleBasedStateMachine):
         for hits, model in self.hits:
             assert [[model[key] for key, _, _ in row] for row in hits] == hits.metadata
         self.hits.clear()
+
+    def held(self):
+        """How the index is built."""
+        return {"factory": self.factory}
 
     def key(self, number):
         return f"항목 {number}" if self.named else number
@@ -230,7 +237,7 @@ class History(RuleBasedStateMachine):
         assert [index.get(key) for key in list(model)[:3]] == list(model.values())[:3]
         assert all((self.key(number) in index) == (self.key(number) in model) for number in range(0, POOL, 9))
         for k, query in ((len(model) + 3, 0), (5, 1), (1, 2)):
-            hits = index.search(self.queries(query), k=k, **FACTORIES[self.factory])
+            hits = index.search(self.queries(query), k=k, **FACTORIES.get(self.factory, {}))
             self.check_hits(hits, k, query, set(model), whole=True)
         if model:
             self.check_vectors()
@@ -266,6 +273,28 @@ class History(RuleBasedStateMachine):
             assert (np.abs(true[found] - best) <= 2 * bound.max()).all()  # the very items, but for ties
 
 
+class MilvusHistory(History):
+    """Tuples in a collection of Milvus Lite: what is saved is where they are, what is loaded is their present state."""
+
+    uri: Path
+
+    def held(self):
+        self.collection = f"history{next(collection_numbers)}"
+        return {"factory": "auto", "backend": "milvus", "uri": self.uri, "collection": self.collection}
+
+    @precondition(lambda self: self.saved)
+    @rule(data=strategies.data())
+    def load(self, data):
+        name = data.draw(strategies.sampled_from(sorted(self.saved)))
+        self.index = TupleIndex.load(self.folder / name)
+        self.check()
+
+    def teardown(self):
+        super().teardown()
+        if hasattr(self, "index"):
+            self.index._tuples.drop()
+
+
 @pytest.fixture(scope="module")
 def pool(make_score, unit_embeddings, unit_rows, brute_force, tolerance):
     rows = {name: values.numpy() for name, values in unit_embeddings(2, POOL, DIM, seed=5).items()}
@@ -273,13 +302,14 @@ def pool(make_score, unit_embeddings, unit_rows, brute_force, tolerance):
     return Pool(make_score("pairs_and_hadamard", 3, DIM), rows, queries, brute_force, tolerance)
 
 
-def run_histories(factory, pool, monkeypatch, histories, steps):
+def run_histories(factory, pool, monkeypatch, histories, steps, kind=History, **more):
     """Number of histories that ran."""
     monkeypatch.setattr(local, "FOLD_ROWS", 8)
     monkeypatch.setattr(exact_search, "FEW_ROWS", 8)
     monkeypatch.setattr(exact_backend, "exact_pays", lambda device: True)
     monkeypatch.setattr(local_files, "exact_pays", lambda device: machine.exact_pays)
-    machine = type("HistoryOf" + factory, (History,), {"pool": pool, "factory": factory, "ended": 0})
+    about = {"pool": pool, "factory": factory, "ended": 0}
+    machine = type("HistoryOf" + factory, (kind,), {**about, **more})
     options = {"max_examples": histories, "stateful_step_count": steps, "suppress_health_check": list(HealthCheck)}
     run_state_machine_as_test(machine, settings=settings(**options))
     return machine.ended
@@ -298,3 +328,11 @@ def test_a_thousand_histories_agree_with_a_dictionary(factory, pool, monkeypatch
     with capsys.disabled():
         print(f"\n{factory}: {count} histories of up to {NIGHTLY_STEPS} steps")
     assert count >= share
+
+
+@pytest.mark.slow
+def test_fifty_histories_in_milvus_agree_with_a_dictionary(pool, monkeypatch, tmp_path, capsys):
+    count = run_histories(MILVUS, pool, monkeypatch, 50, 10, MilvusHistory, uri=tmp_path / "lite.db")
+    with capsys.disabled():
+        print(f"\nMilvus Lite: {count} histories of up to 10 steps")
+    assert count >= 50
