@@ -1,9 +1,12 @@
 """The effort of searches in an index that factory="auto" chose: measured when it is built, so that recall is kept.
 
-With queries or a bank, those tell. Without, random embeddings of the query modalities do: the right share of lists
-depends on the data (from 0.01 to 0.4 of all, measured), no fixed one keeps a recall, and random queries, which point
-nowhere, took at least the effort of true ones on all data that was tried (`python eval/benchmarks/auto_factory.py`).
-They may take several times more, hence the advice in `index.reason`.
+Queries or a bank tell it. Without them random embeddings of the query modalities do, since no fixed share of the lists
+keeps a recall: what 0.95 takes is between 0.01 and 0.4 of them, by the data (measured on 500,000 vectors).
+
+Random queries point nowhere: they kept a recall of 0.95 on all kinds of vectors in `python
+eval/benchmarks/auto_factory.py`, at up to 20 times the lists of true ones. They are no promise: where true queries
+share a direction, as embeddings that are positive everywhere, or lie where items hardly differ, 0.95 on random ones
+came to 0.84 and 0.56 on true ones. `index.reason` therefore says what set the effort.
 """
 
 import warnings
@@ -26,7 +29,7 @@ from mmcl.index.tune import (
 from mmcl.index.tuple_index import TupleIndex
 
 K, RANDOM_QUERIES, BANK_QUERIES = 10, 256, 512
-ADVICE = "true ones may need far less (queries=, `mmcl index tune`)"
+ADVICE = "a guess for true ones, which may need far less (queries=, `mmcl index tune`)"
 
 
 def fit_effort(index: TupleIndex, queries: Any, recall_target: float, encoded: Any = None) -> None:
