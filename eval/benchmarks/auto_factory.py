@@ -1,13 +1,19 @@
 """What factory="auto" goes by: recall and speed of types on fused vectors, and its own choice within a quarter of the
 raw size.
 
-    python eval/benchmarks/auto_factory.py                # eval/results/auto_factory.json and .png, about 10 minutes
+    python eval/benchmarks/auto_factory.py                # eval/results/auto_factory.json and .png, about an hour
     python eval/benchmarks/auto_factory.py --quick --out /tmp/quick
+    python eval/benchmarks/auto_factory.py --part auto --kinds tight      # one piece of it, put among those there are
 
-Vectors are H-CLIP's products of two modalities' unit embeddings; queries are of the third. Three kinds: "trained",
-where queries point to the products of their tuples' centres, as training makes them; "latent", where all three
-modalities are different maps of one latent vector; "random", without any structure, the worst case. Speed is that of
-256 queries at once against exact search in the same process, in turns, minima.
+Three parts: "auto", its choice for 500,000 vectors, without queries and tuned with 512 true ones, asked with 512
+others; "types", what a choice can be among; "large", whether the coordinate of "MIPS," helps lists and graphs of
+500,000.
+
+Vectors are H-CLIP's products of two modalities' unit embeddings; queries are of the third. Four kinds: "trained", where
+queries point to the products of their tuples' centres, as training makes them; "tight", where items lie in tight groups
+that queries know nothing of; "latent", where all three modalities are different maps of one latent vector; "random",
+without any structure, the worst case. Speed is that of 256 queries at once against exact search in the same process, in
+turns, minima.
 """
 
 import argparse
@@ -15,6 +21,7 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -23,7 +30,21 @@ import numpy as np
 
 RESULTS = Path(__file__).parent.parent / "results"
 WIDTH, K, BATCHES = 128, 10, (1, 32, 256)
-TYPES = ("IVF{},PQ64x4fs,RFlat", "MIPS,IVF{},PQ64x4fs,RFlat", "IVF{},SQ6", "HNSW32", "MIPS,HNSW32")
+TYPES = (
+    "RR128,IVF{},PQ128x4fs,RFlat",
+    "IVF{},PQ64x4fs,RFlat",
+    "MIPS,IVF{},PQ64x4fs,RFlat",
+    "IVF{},Flat",
+    "IVF{},SQ6",
+    "HNSW32",
+    "MIPS,HNSW32",
+)
+LARGE = ("RR128,IVF{},PQ128x4fs,RFlat", "MIPS,RR129,IVF{},PQ129x4fs,RFlat", "HNSW32", "MIPS,HNSW32")
+KINDS = {
+    "auto": ("trained", "tight", "latent", "random"),
+    "types": ("trained", "latent", "random"),
+    "large": ("trained", "latent"),
+}
 TARGETS = (0.9, 0.95)
 
 
@@ -53,8 +74,10 @@ def draw(kind: str, count: int, queries: int, seed: int = 0) -> dict[str, np.nda
         return dict(zip(("image", "audio", "text"), made, strict=True))
     centres = [normal(2000, WIDTH) for _ in range(2)]
     groups, asked = rng.integers(0, 2000, count), rng.integers(0, 2000, queries)
-    image, audio = (unit(each[groups] + normal(count, WIDTH)) for each in centres)
-    return {"image": image, "audio": audio, "text": unit((centres[0] * centres[1])[asked] + normal(queries, WIDTH))}
+    spread = 0.5 if kind == "tight" else 1.0
+    image, audio = (unit(each[groups] + spread * normal(count, WIDTH)) for each in centres)
+    texts = normal(2000, WIDTH) if kind == "tight" else centres[0] * centres[1]
+    return {"image": image, "audio": audio, "text": unit(texts[asked] + spread * normal(queries, WIDTH))}
 
 
 def make_score() -> Any:
@@ -67,7 +90,7 @@ def recall(found: np.ndarray, truth: np.ndarray) -> float:
     return float(np.mean([len(set(a) & set(b)) / K for a, b in zip(found.tolist(), truth.tolist(), strict=True)]))
 
 
-def compare(kind: str, count: int) -> list[dict[str, Any]]:
+def compare(kind: str, count: int, types: tuple[str, ...]) -> list[dict[str, Any]]:
     """One row a type: the least effort that reaches each target, and its speed over exact search."""
     from mmcl import TupleIndex
     from mmcl.index.choose import list_count
@@ -78,14 +101,15 @@ def compare(kind: str, count: int) -> list[dict[str, Any]]:
     text = {"text": rows["text"]}
     flat = TupleIndex.build(make_score(), items, factory="Flat")
     found = []
-    for factory in TYPES:
+    for factory in types:
         factory = factory.format(list_count(count))
         start = time.perf_counter()
         index = TupleIndex.build(make_score(), items, factory=factory)
         built = time.perf_counter() - start
         result = tune(index, text, items=items)
         base = min(seconds(flat, {"text": rows["text"][:256]}, {}) for _ in range(3))
-        row = {"kind": kind, "factory": factory, "build_seconds": built, "bytes": index.info()["bytes"], "targets": {}}
+        row = {"kind": kind, "count": count, "factory": factory, "build_seconds": built}
+        row |= {"bytes": index.info()["bytes"], "targets": {}}
         for target in TARGETS:
             good = [point for point in result.points if point.recall >= target]
             point = min(good, key=lambda p: p.seconds) if good else max(result.points, key=lambda p: p.recall)
@@ -108,36 +132,44 @@ def seconds(index: Any, queries: dict[str, np.ndarray], parameters: dict[str, An
     return time.perf_counter() - start
 
 
-def choose(kind: str, count: int, rounds: int) -> dict[str, Any]:
-    """factory="auto" within a quarter of the raw size, told some true queries, measured with others."""
+def choose(kind: str, count: int, rounds: int) -> list[dict[str, Any]]:
+    """factory="auto" within a quarter of the raw size: as it is built, and tuned by true queries; asked with others."""
     from mmcl import TupleIndex
+    from mmcl.index.choose import memory_size
 
     rows = draw(kind, count, 1024)
     items = {name: rows[name] for name in ("image", "audio")}
     budget = count * WIDTH * 4 // 4
     flat = TupleIndex.build(make_score(), items, factory="Flat")
     start = time.perf_counter()
-    index = TupleIndex.build(make_score(), items, memory_budget=budget, queries={"text": rows["text"][512:]})
+    index = TupleIndex.build(make_score(), items, memory_budget=budget)
     built = time.perf_counter() - start
     asked = {"text": rows["text"][:512]}
-    share = recall(index.search(asked, k=K).ids, flat.search(asked, k=K).ids)
-    speed = {}
-    for batch in BATCHES:
-        part = {"text": rows["text"][:batch]}
-        pairs = [(seconds(flat, part, {}), seconds(index, part, {})) for _ in range(rounds)]
-        speed[str(batch)] = min(a for a, _ in pairs) / min(b for _, b in pairs)
-    info = index.info()
-    told = {name: info[name] for name in ("factory", "search_parameters", "reason")}
-    print(kind, "auto:", told["factory"], told["search_parameters"], f"recall {share:.3f}", speed, flush=True)
-    return {
-        "kind": kind,
-        "count": count,
-        "budget": budget,
-        "recall": share,
-        "times_flat": speed,
-        "build_seconds": built,
-        **told,
-    }
+    truth, found = flat.search(asked, k=K).ids, []
+    for queries in (None, {"text": rows["text"][512:]}):
+        start = time.perf_counter()
+        if queries is not None:
+            index.tuned(queries, 0.95)
+        tuned = time.perf_counter() - start
+        row = {
+            "kind": kind,
+            "count": count,
+            "budget": budget,
+            "queries": "none" if queries is None else "512 true ones",
+        }
+        row |= {"recall": recall(index.search(asked, k=K).ids, truth), "times_flat": {}}
+        for batch in BATCHES:
+            part = {"text": rows["text"][:batch]}
+            pairs = [(seconds(flat, part, {}), seconds(index, part, {})) for _ in range(rounds)]
+            row["times_flat"][str(batch)] = min(a for a, _ in pairs) / min(b for _, b in pairs)
+        info = index.info()
+        row |= {"build_seconds": built, "tuning_seconds": tuned}
+        row |= {"memory": memory_size(info["factory"], count, WIDTH, mapped=info["mapped"])}
+        row |= {name: info[name] for name in ("factory", "search_parameters", "mapped", "reason")}
+        told = {batch: f"x{speed:.1f}" for batch, speed in row["times_flat"].items()}
+        print(kind, "auto:", row["factory"], row["search_parameters"], f"recall {row['recall']:.3f}", told, flush=True)
+        found.append(row)
+    return found
 
 
 def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
@@ -150,7 +182,7 @@ def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(
         1, len(kinds), figsize=(4.4 * len(kinds), 3.8), sharey=True, layout="constrained", squeeze=False
     )
-    colours = ("#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00")
+    colours = ("#000000", "#cc79a7", "#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00")
     for axis, kind in zip(axes[0], kinds, strict=True):
         for row, colour in zip([row for row in rows if row["kind"] == kind], colours, strict=True):
             best, front = 0.0, []
@@ -170,25 +202,39 @@ def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=100_000, help="vectors of the comparison")
-    parser.add_argument("--auto-count", type=int, default=500_000, help="vectors of the choice")
+    parser.add_argument("--part", choices=list(KINDS), action="append", help="default: all")
+    parser.add_argument("--kinds", nargs="*", help="of vectors; default: those of each part")
+    parser.add_argument("--count", type=int, default=20_000, help="vectors of `types`")
+    parser.add_argument("--large-count", type=int, default=500_000, help="vectors of `auto` and `large`")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="20,000 vectors, 3 rounds")
+    parser.add_argument("--quick", action="store_true", help="20,000 vectors everywhere, 3 rounds")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.quick:
-        given.count, given.auto_count, given.rounds = 20_000, 20_000, 3
+        given.count, given.large_count, given.rounds = 20_000, 20_000, 3
     import torch
 
     torch.set_num_threads(2)
-    chosen = [choose(kind, given.auto_count, given.rounds) for kind in ("trained", "latent")]
-    rows = [row for kind in ("trained", "latent", "random") for row in compare(kind, given.count)]
-    about = {"command": " ".join(["python eval/benchmarks/auto_factory.py", *sys.argv[1:]]), "date": str(date.today())}
-    about |= {"machine": f"{platform.machine()}, 2 threads", "count": given.count, "width": WIDTH}
+    measure: dict[str, Callable[[str], list[dict[str, Any]]]] = {
+        "auto": lambda kind: choose(kind, given.large_count, given.rounds),
+        "types": lambda kind: compare(kind, given.count, TYPES),
+        "large": lambda kind: compare(kind, given.large_count, LARGE),
+    }
     given.out.mkdir(parents=True, exist_ok=True)
-    results = {**about, "auto": chosen, "types": rows}
-    (given.out / "auto_factory.json").write_text(json.dumps(results, indent=2) + "\n")
-    draw_figure(rows, given.out / "auto_factory.png")
+    file = given.out / "auto_factory.json"
+    results = json.loads(file.read_text()) if file.is_file() and given.part else {}
+    for part in given.part or list(KINDS):
+        for kind in given.kinds or KINDS[part]:
+            others = [row for row in results.get(part, []) if row["kind"] != kind]
+            made = {
+                "date": str(date.today()),
+                "command": " ".join(["python eval/benchmarks/auto_factory.py", *sys.argv[1:]]),
+            }
+            results[part] = others + [{**row, **made} for row in measure[part](kind)]
+            results |= {"machine": f"{platform.machine()}, 2 threads", "width": WIDTH}
+            file.write_text(json.dumps(results, indent=2) + "\n")
+    if "types" in results:
+        draw_figure(results["types"], given.out / "auto_factory.png")
 
 
 if __name__ == "__main__":
