@@ -47,7 +47,8 @@ class TupleIndexes:
         self._indexes = dict(indexes)
         self._names = folder_names(self._indexes)
         self._path: Path | None = None
-        self._version: str | None = None
+        self._versions: dict[Path, str] = {}
+        """{folder: the version of the whole that was last loaded from there, or saved to it}."""
         self._saving = threading.Lock()
 
     @classmethod
@@ -223,11 +224,10 @@ class TupleIndexes:
         """
         with self._saving:
             path = Path(path).resolve()
-            known = self._version if path == self._path and not replace else None
+            known = None if replace else self._versions.get(path)
             with held(self._all):  # all drafts are of one moment
                 drafts = {name: index._draft() for name, index in zip(self._names, self._all, strict=True)}
-            self._version = write_together(path, drafts, known)
-            self._path = path
+            write_together(path, drafts, known, functools.partial(self._saved, path))
 
     @classmethod
     def load(
@@ -249,7 +249,7 @@ class TupleIndexes:
                 index.model = model
         indexes = cls({index.modalities: index for index in found})
         refuse_differing(found)
-        indexes._path, indexes._version = path, version
+        indexes._saved(path, version)
         return indexes
 
     def verify(self) -> None:
@@ -259,6 +259,9 @@ class TupleIndexes:
             index.verify()
         if self._path is not None:
             read_together(self._path, lambda _: None)
+
+    def _saved(self, path: Path, version: str) -> None:
+        self._path, self._versions[path] = path, version
 
     def _store(self, how: str, items: Any, ids: Any, metadata: Any, encoded: Any) -> None:
         if isinstance(items, Mapping) and not is_dataset(items, "DatasetDict") and set(items) != set(self.modalities):

@@ -58,16 +58,18 @@ def percent(found: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in found[0].encode())
 
 
-def write_together(path: Path, drafts: Mapping[str, Draft], expected: str | None) -> str:
+def write_together(
+    path: Path, drafts: Mapping[str, Draft], expected: str | None, switched: Callable[[str], None]
+) -> None:
     """Write a new version of every index, then switch to all of them in one step.
 
     Killed at any point, the folder still loads: as the old versions before the switch, as the new ones after.
 
     Args:
         path: made where missing, refused where it holds anything else.
-        drafts: {folder: what is written there}.
+        drafts: {folder: what is written there}; each is told its manifest once the whole counts.
         expected: the version of the whole that the writer knows; None: whatever is there is replaced.
-    Returns: the version of the whole.
+        switched: told the version of the whole once it counts, whatever fails afterwards.
     Raises: as `write_version`.
     """
     if path.exists() and not path.is_dir():
@@ -80,29 +82,36 @@ def write_together(path: Path, drafts: Mapping[str, Draft], expected: str | None
             locks.enter_context(locked(each))
         refuse_changed(path, expected, TOGETHER)
         before = folders_there(path)
-        whole = add_versions(path, drafts)
-        for folder, manifest in whole["indexes"].items():
+        for folder, manifest in add_versions(path, drafts, switched).items():
             switch(path / folder, manifest)
-            drafts[folder][2](path / folder, manifest)
         for folder in before - set(drafts):
             shutil.rmtree(path / folder)
-    return whole["version"]
 
 
-def add_versions(path: Path, drafts: Mapping[str, Draft]) -> dict[str, Any]:
-    """Write a version of every index, and then the manifest that makes them count; returns it."""
+def add_versions(path: Path, drafts: Mapping[str, Draft], switched: Callable[[str], None]) -> dict[str, Any]:
+    """Write a version of every index, and then the manifest that makes them count; returns {folder: its manifest}."""
     manifests: dict[str, Any] = {}
     head = {"format": TOGETHER, "format_version": FORMATS[TOGETHER][0], "mmcl_version": __version__}
     version = f"v-{uuid.uuid4().hex}"
+
+    def tell() -> None:
+        switched(version)
+        for folder, manifest in manifests.items():
+            drafts[folder][2](path / folder, manifest)
+
     try:
         for folder, (write, about, _) in drafts.items():
             manifests[folder] = add_version(path / folder, write, about)
-        return write_manifest(path, {**head, "version": version, "indexes": manifests})
+        write_manifest(path, {**head, "version": version, "indexes": manifests})
+        tell()
     except BaseException:
-        if not is_current(path, version, TOGETHER):
+        if is_current(path, version, TOGETHER):
+            tell()
+        else:
             for folder, manifest in manifests.items():
                 shutil.rmtree(path / folder / manifest["version"], ignore_errors=True)
         raise
+    return manifests
 
 
 def switch(path: Path, manifest: Mapping[str, Any]) -> None:

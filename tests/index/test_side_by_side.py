@@ -2,6 +2,7 @@
 
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import threading
@@ -602,3 +603,62 @@ def test_another_writer_s_items_are_not_lost_under_another_name_of_the_folder(bu
     monkeypatch.chdir("below")
     one.verify()
     assert "one" in TupleIndexes.load(tmp_path / "x")
+
+
+def test_each_folder_s_version_is_remembered(build_all, items, tmp_path):
+    indexes = build_all(stored=TWO)
+    for folder in ("p", "q", "p", "q"):
+        indexes.save(tmp_path / folder)
+    other = TupleIndexes.load(tmp_path / "p")
+    other.add(some(items, [60]), ids=["other"])
+    other.save(tmp_path / "p")
+    indexes.save(tmp_path / "q")
+    with pytest.raises(ValueError, match="another writer"):
+        indexes.save(tmp_path / "p")
+    assert "other" in TupleIndexes.load(tmp_path / "p")
+    loaded = TupleIndexes.load(tmp_path / "q")
+    loaded.save(tmp_path / "elsewhere")
+    loaded.save(tmp_path / "q")
+    with pytest.raises(ValueError, match="another writer"):
+        indexes.save(tmp_path / "q")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "mmcl.index.side_by_side_files.write_manifest",
+        "mmcl.index.side_by_side_files.switch",
+        "mmcl.index.side_by_side_files.remove_other_versions",
+        "mmcl.index.store.os.replace",
+        "mmcl.index.store.sync",
+    ],
+)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_failure_behind_the_switch_leaves_the_next_save_its_own(error, step, build_all, items, tmp_path, monkeypatch):
+    """Once the new versions count they are this writer's, wherever an interrupt comes."""
+    indexes = build_all(stored=TWO)
+    indexes.save(tmp_path / "all")
+    indexes.add(some(items, [60]), ids=["new"])
+    real, failed = pkgutil.resolve_name(step), []
+    manifest = (tmp_path / "all" / "manifest.json").read_bytes()
+
+    def fail(*args):
+        found = real(*args)
+        if not failed and (tmp_path / "all" / "manifest.json").read_bytes() != manifest:
+            failed.append(args)
+            raise error
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step, fail)
+        with pytest.raises(error):
+            indexes.save(tmp_path / "all")
+    assert failed
+    assert "new" in TupleIndexes.load(tmp_path / "all")
+    indexes.remove("item 0")
+    indexes.save(tmp_path / "all")
+    indexes.storing("text").verify()
+    loaded = TupleIndexes.load(tmp_path / "all")
+    assert len(loaded) == 60 and "new" in loaded and "item 0" not in loaded
+    for folder in ("image+audio", "text"):
+        assert len([each for each in (tmp_path / "all" / folder).iterdir() if each.is_dir()]) == 1
