@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Bool
 
 from mmcl.index.item_checks import ID
+from mmcl.index.stored_table import StoredTable
 
 VIEW = "items of the index"
 """A name that hides no column."""
@@ -80,13 +80,13 @@ def check_where(where: Any) -> tuple[str, list[Any] | dict[str, Any]]:
         raise ValueError(f"{shown(expression)}: {error.object!r} cannot be written as UTF-8") from None
 
 
-def matching(source: pa.Table | Path, where: Any, ids: Any = None) -> Bool[np.ndarray, " n"]:
+def matching(source: pa.Table | StoredTable | Path, where: Any, ids: Any = None) -> Bool[np.ndarray, " n"]:
     """Which rows satisfy a condition; where it is NULL, it is not satisfied.
 
     Only the columns that it names are read: a table without a copy, a file batch by batch.
 
     Args:
-        source: n rows of metadata, or the path of a parquet file of them.
+        source: n rows of metadata, or a parquet file of them.
         where: see `check_where`.
         ids: (n,) int64, or str, of a table's rows: the condition may name them `id`, which no column may be called
             then. Without them, as in a file, `id` is a column like any other.
@@ -96,10 +96,8 @@ def matching(source: pa.Table | Path, where: Any, ids: Any = None) -> Bool[np.nd
         of two that differ in nothing else, one must be written exactly, and alone.
     """
     expression, parameters = check_where(where)
-    if isinstance(source, pa.Table):
-        names, count = source.column_names, source.num_rows
-    else:
-        names, count = pq.read_schema(source).names, pq.read_metadata(source).num_rows
+    source = StoredTable(source) if isinstance(source, Path) else source
+    names, count = source.stored_names if isinstance(source, StoredTable) else source.column_names, source.num_rows
     if ids is not None:
         if ID in names or not isinstance(source, pa.Table):
             raise ValueError("with ids, metadata must be a table without a column 'id'; leave ids out, or rename it")
@@ -119,15 +117,12 @@ def columns_of(expression: str, names: Sequence[str]) -> list[str]:
     return sorted(set(resolved(names, parsed(expression, names), expression).values()))
 
 
-def scanned(source: pa.Table | Path, used: Sequence[str], ids: Any) -> pa.Table | pa.RecordBatchReader:
+def scanned(source: pa.Table | StoredTable, used: Sequence[str], ids: Any) -> pa.Table | pa.RecordBatchReader:
     """What DuckDB reads: those columns, `ids` among them."""
     if isinstance(source, pa.Table):
         rows = pa.table({name: ids if name == ID and ids is not None else source[name] for name in used})
     else:
-        file = pq.ParquetFile(source)
-        schema = pa.schema([file.schema_arrow.field(name) for name in used])
-        batches = (batch.select(used) for batch in file.iter_batches(columns=used))
-        rows = pa.RecordBatchReader.from_batches(schema, batches)
+        rows = pa.RecordBatchReader.from_batches(source.schema_of(used), source.batches(used))
     for field in rows.schema:
         if pa.types.is_float16(field.type) or pa.types.is_decimal256(field.type):
             raise ValueError(f"DuckDB reads no {field.type}, as metadata column {field.name!r} is; cast it")

@@ -140,9 +140,7 @@ class Items:
 
     def to_filter(self) -> tuple[Any, np.ndarray | None]:
         """Table and ids, or the file that has both, as a filter reads them."""
-        if isinstance(self.metadata, StoredTable) and self.metadata.file.is_file():
-            return self.metadata.file, None
-        return getattr(self.metadata, "whole", self.metadata), self.ids
+        return self.metadata, None if isinstance(self.metadata, StoredTable) else self.ids
 
     def to_table(self, start: int = 0, end: int | None = None) -> pa.Table:
         """Ids and metadata of rows start..end as one table."""
@@ -162,7 +160,8 @@ class Items:
         with open(file, "rb") as opened:
             parquet = pq.ParquetFile(opened)
             columns = [name for name in parquet.schema_arrow.names if name != ID]
-            return cls(ids_of(parquet.read([ID])), StoredTable(file, columns))
+            ids = ids_of(parquet.read([ID]))
+        return cls(ids, StoredTable(file, columns) if columns else pa.table({}))
 
     @classmethod
     def from_parquet(cls, file: Path) -> "Items":

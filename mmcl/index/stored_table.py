@@ -1,6 +1,7 @@
 """Metadata that stays in its parquet file: single rows are read from there, and all only where all are needed."""
 
 import functools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,18 @@ GROUPS = 8
 class StoredTable:
     """Some columns of a parquet file, in place of a `pyarrow.Table`; what it does not do itself the whole table does.
 
-    The file stays open, and readable where its name is removed.
+    The file stays open, and readable where its name is removed. Threads may read at once.
     """
 
-    def __init__(self, file: Path, columns: list[str]):
+    def __init__(self, file: Path, columns: list[str] | None = None):
         self.file = file
-        self.column_names = columns
-        self._opened = pq.ParquetFile(pa.memory_map(str(file.absolute())))
-        counts = [self._opened.metadata.row_group(number).num_rows for number in range(self._opened.num_row_groups)]
+        self._content = pa.memory_map(str(file.absolute())).read_buffer()
+        self._metadata = pq.read_metadata(pa.BufferReader(self._content))
+        self._schema = self._reader().schema_arrow
+        self.stored_names = self._schema.names
+        """All columns of the file."""
+        self.column_names = self.stored_names if columns is None else columns
+        counts = [self._metadata.row_group(number).num_rows for number in range(self._metadata.num_row_groups)]
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._group = functools.lru_cache(GROUPS)(self._read_group)
 
@@ -32,8 +37,15 @@ class StoredTable:
 
     @property
     def schema(self) -> pa.Schema:
-        schema = self._opened.schema_arrow
-        return pa.schema([schema.field(name) for name in self.column_names])
+        return self.schema_of(self.column_names)
+
+    def schema_of(self, names: Sequence[str]) -> pa.Schema:
+        """Of any columns of the file."""
+        return pa.schema([self._schema.field(name) for name in names])
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Any columns of the file, some rows after the other."""
+        return (batch.select(names) for batch in self._reader().iter_batches(columns=list(names)))
 
     def take(self, rows: Any) -> pa.Table:
         """These rows, in their order."""
@@ -51,7 +63,7 @@ class StoredTable:
     @functools.cached_property
     def whole(self) -> pa.Table:
         """All rows, in memory."""
-        return self._opened.read(self.column_names)
+        return self._reader().read(self.column_names)
 
     def __getitem__(self, name: str) -> Any:
         return self.whole[name]
@@ -61,5 +73,8 @@ class StoredTable:
             raise AttributeError(name)
         return getattr(self.whole, name)
 
+    def _reader(self) -> pq.ParquetFile:
+        return pq.ParquetFile(pa.BufferReader(self._content), metadata=self._metadata)
+
     def _read_group(self, group: int) -> pa.Table:
-        return self._opened.read_row_group(group, self.column_names)
+        return self._reader().read_row_group(group, self.column_names)

@@ -190,3 +190,27 @@ def test_the_measurement_runs_and_refuses_what_it_cannot_measure(tmp_path):
     refused = subprocess.run([*command, "50"], check=False, capture_output=True, text=True)
     assert refused.returncode == 2
     assert "--count must be 5000 or more" in refused.stderr
+
+
+def test_a_mapped_index_without_metadata_filters_by_the_ids_it_has_now(build, items, queries, tmp_path):
+    build(rows=100).save(tmp_path / "index")
+    index = TupleIndex.load(tmp_path / "index", memory_map=True)
+    index.remove([0, 1])
+    for _ in range(2):
+        index.add({name: items[name][:2] for name in STORED})
+        hits = index.search({"text": queries[:1]}, k=9, where="id < 4 or id >= 99")
+        assert sorted(hits.ids[0, : hits.counts[0]]) == [2, 3, 99, *range(100, 100 + len(index) - 98)]
+        index.compact()
+
+
+def test_a_mapped_index_filters_in_its_file_also_when_another_version_took_its_place(build, items, queries, tmp_path):
+    build(rows=100, metadata={"year": range(100)}).save(tmp_path / "index")
+    mapped = TupleIndex.load(tmp_path / "index", memory_map=True)
+    other = TupleIndex.load(tmp_path / "index")
+    for year in range(5):
+        other.remove([year])
+        other.compact()
+        other.save(tmp_path / "index")
+        hits = mapped.search({"text": queries[:1]}, k=9, where=("year <= ?", [year]))
+        assert hits.counts.tolist() == [year + 1]
+    assert "whole" not in vars(mapped._tuples.snapshot.items.metadata), "metadata stays in the file"
