@@ -22,6 +22,7 @@ from torch import Tensor
 from mmcl.index.devices import CPU, device_name
 from mmcl.index.exact_rounding import CoarseRows, round_rows
 from mmcl.index.exact_search import Stored, exact_search
+from mmcl.index.mapped_file import MappedFile
 from mmcl.index.workers import alone, thread_count
 
 Rows = Float32[np.ndarray, "rows width"]
@@ -55,13 +56,13 @@ class ExactBackend:
 
     Args:
         rows: (n, width) float32, on the device that searches.
-        memory_mapped: whether they lie on the disk.
+        mapped: the file that they lie in, where they are read from it as searches need them.
     """
 
     engine, factory, exact = "exact", "Exact", True
 
-    def __init__(self, rows: Tensor, memory_mapped: bool = False):
-        self.rows, self.memory_mapped = rows, memory_mapped
+    def __init__(self, rows: Tensor, mapped: MappedFile | None = None):
+        self.rows, self.mapped = rows, mapped
         self.width = self.padded_width = rows.shape[1]
         self._coarse: CoarseRows | None = None
         self._rounding = threading.Lock()
@@ -83,6 +84,15 @@ class ExactBackend:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def memory_mapped(self) -> bool:
+        return self.mapped is not None
+
+    @property
+    def held(self) -> Tensor:
+        """What a file of it holds."""
+        return self.rows
+
     def coarse_rows(self) -> CoarseRows:
         """The rows in bfloat16; made when they are first asked for."""
         with self._rounding:
@@ -98,7 +108,10 @@ class ExactBackend:
     def moved(self, device: str) -> "ExactBackend":
         """The same on another device (see `check_device`). ValueError for several GPUs."""
         target = one_device(device)
-        return self if target == self.rows.device else ExactBackend(self.rows.to(target))
+        if target == self.rows.device:
+            return self
+        self._refuse_changed()
+        return ExactBackend(self.rows.to(target))
 
     def search(self, queries: Rows, k: int, parameters: Mapping[str, Any], keep: np.ndarray | None = None) -> Found:
         """The k rows of largest inner product with each query.
@@ -138,6 +151,7 @@ class ExactBackend:
 
     def rebuilt(self, keep: np.ndarray | None, added: Rows) -> "ExactBackend":
         """Another backend: the rows that are kept, renumbered in order, and `added` behind them."""
+        self._refuse_changed()
 
         def blocks() -> Iterator[Rows]:
             for start in range(0, len(self), BLOCK):
@@ -153,6 +167,7 @@ class ExactBackend:
 
     def write(self, folder: Path) -> list[str]:
         """Write the float32 rows into a folder; returns the file's name. OSError where the disk is full."""
+        self._refuse_changed()
         with open(folder / FILE, "wb") as file:
             np.save(file, self.rows.cpu().numpy(), allow_pickle=False)
         return [FILE]
@@ -174,10 +189,16 @@ class ExactBackend:
                 first search.
         Raises: FileNotFoundError; ValueError naming a file that is damaged, or something else.
         """
-        backend = cls(torch.from_numpy(read_rows(folder / FILE, width, memory_map)), memory_map)
-        if not memory_map:
-            backend.coarse_rows()
+        rows = torch.from_numpy(read_rows(folder / FILE, width, memory_map))
+        if memory_map:
+            return cls(rows, MappedFile(folder / FILE))
+        backend = cls(rows)
+        backend.coarse_rows()
         return backend
+
+    def _refuse_changed(self) -> None:
+        if self.mapped is not None:
+            self.mapped.refuse_changed()
 
 
 def one_device(device: str) -> torch.device:

@@ -21,7 +21,7 @@ from mmcl.index.faiss_factory import (
     returns_own_scores,
     rows_to_train,
 )
-from mmcl.index.faiss_files import read_faiss, stored_bytes, write_faiss
+from mmcl.index.faiss_files import FILE, read_faiss, stored_bytes, write_faiss
 from mmcl.index.faiss_params import check_parameters, filling_parameter, search_parameters
 from mmcl.index.faiss_ranges import clips, refuse_beyond, squares, widen_ranges, with_offsets
 from mmcl.index.faiss_rows import (
@@ -40,6 +40,7 @@ from mmcl.index.faiss_rows import (
     takes_selector,
 )
 from mmcl.index.faiss_setup import prefer_faster_path
+from mmcl.index.mapped_file import MappedFile
 
 Rows = Float32[np.ndarray, "rows width"]
 Found = tuple[Float32[np.ndarray, "nq k"], Int64[np.ndarray, "nq k"]]
@@ -64,7 +65,8 @@ class FaissBackend:
     """
 
     engine = "faiss"
-    memory_mapped = False
+    mapped: MappedFile | None = None
+    """The file, where it is read as searches need it."""
 
     def __init__(self, index: Any, factory: str, width: int, norm: float | None = None):
         refuse_other_metrics(index, factory)
@@ -107,6 +109,15 @@ class FaissBackend:
     def padded_width(self) -> int:
         return self.index.d
 
+    @property
+    def memory_mapped(self) -> bool:
+        return self.mapped is not None
+
+    @property
+    def held(self) -> Any:
+        """What a file of it holds: the same on every device."""
+        return self.index
+
     def search(self, queries: Rows, k: int, parameters: Mapping[str, Any], keep: np.ndarray | None = None) -> Found:
         """The k rows of largest inner product with each query.
 
@@ -147,7 +158,7 @@ class FaissBackend:
         Raises: ValueError where GPUs lack the type; with "auto" it stays on the CPU then.
         """
         backend = FaissBackend(self.index, self.factory, self.width, self.norm)
-        backend.memory_mapped, backend._mapping = self.memory_mapped, self._mapping  # of the one index both hold
+        backend.mapped, backend._mapping = self.mapped, self._mapping  # of the one index both hold
         if device != CPU:
             try:
                 backend._on_gpus = on_gpus(self.index, device)
@@ -178,6 +189,7 @@ class FaissBackend:
 
     def rebuilt(self, keep: np.ndarray | None, added: Rows) -> "FaissBackend":
         """Another backend: the rows that are kept, renumbered in order, and `added` behind them."""
+        self._refuse_changed()
         with self._mapping:
             index = copy_of(self.index, self.memory_mapped)
         if keep is not None and not keep.all():
@@ -198,6 +210,7 @@ class FaissBackend:
 
     def write(self, folder: Path) -> list[str]:
         """Write into a folder; returns the files' names. OSError where the disk is full."""
+        self._refuse_changed()
         with self._mapping:  # a map that is half made would be written, too
             return write_faiss(self.index, folder)
 
@@ -212,8 +225,12 @@ class FaissBackend:
     ) -> "FaissBackend":
         """Read what `write` wrote, or leave it on the disk (see `read_faiss`)."""
         backend = cls(read_faiss(folder, memory_map), factory, width, about["norm"])
-        backend.memory_mapped = memory_map
+        backend.mapped = MappedFile(folder / FILE) if memory_map else None
         return backend
+
+    def _refuse_changed(self) -> None:
+        if self.mapped is not None:
+            self.mapped.refuse_changed()
 
     def _search(
         self, queries: Rows, k: int, parameters: Mapping[str, Any], chosen: Any, keep: np.ndarray | None
@@ -229,7 +246,7 @@ class FaissBackend:
             spent = min(2 * spent, limit)
             scores[short], rows[short] = self._once(queries[short], k, {**parameters, name: spent}, chosen)
             short = short[rows[short, -1] < 0]
-        if len(short) and not lists_of(self.index):  # rows of a graph that no path reaches
+        if len(short):  # rows of a graph, or lists in a graph, that no path reaches
             every = np.arange(len(self)) if keep is None else np.flatnonzero(keep)
             scores[short], rows[short] = self._among(queries[short, : self.width], k, every)
         return scores, rows

@@ -22,7 +22,7 @@ from mmcl.index.faiss_backend import FaissBackend
 from mmcl.index.fusion import FILES as FUSION_FILES
 from mmcl.index.items import Items
 from mmcl.index.local import LocalTuples
-from mmcl.index.store import Digest, sync
+from mmcl.index.store import Digest, digest_of, sync
 from mmcl.tables import lookup
 
 ENGINES: dict[str, Any] = {"faiss": FaissBackend, "exact": ExactBackend}
@@ -35,29 +35,19 @@ class Saved:
     """Where a base lies on disk, with the checksums of its files.
 
     Args:
-        base: what they hold. It is not kept alive: what is rebuilt frees its memory.
+        base: what they hold. Nothing of it is kept alive: what is rebuilt frees its memory.
         folder: that holds them.
         files: {name: size and SHA-256}, just written or checked.
     """
 
     def __init__(self, base: Any, folder: Path, files: Mapping[str, Digest]):
-        self.base, self.folder, self.files = weakref.ref(base), folder, files
-        self.states = {name: state_of(folder / name) for name in files}
+        self.held, self.folder, self.files = weakref.ref(base.held), folder.absolute(), files
+        self.states = {name: state_of(self.folder / name) for name in files}
 
     def of(self, base: Any) -> bool:
-        """Whether these files still hold this base, untouched.
-
-        Raises: ValueError where a base that is read from its file can no longer be trusted: someone wrote into it.
-        """
-        held = self.base()
-        if held is None or held is not base:
-            return False
+        """Whether these files still hold this base, untouched as far as one sees without reading them."""
         found = {name: state_of(self.folder / name) for name in self.files}
-        for name, state in found.items():
-            before = self.states[name]
-            if held.memory_mapped and state and before and state != before and state[0] == before[0]:
-                raise ValueError(f"{self.folder / name} was changed after it was opened; load a copy that is whole")
-        return None not in found.values() and found == self.states
+        return self.held() is base.held and None not in found.values() and found == self.states
 
 
 def state_of(file: Path) -> tuple[int, int, int] | None:
@@ -104,15 +94,11 @@ class Saving:
         Versions of one folder share their files; another folder gets its own, which a fault of the disk in this one
         leaves alone.
         """
-        now, base, saved = self.now, len(self.now.base), self.tuples.saved
-        known: dict[str, Digest] = {}
-        if saved is not None and saved.of(now.base):
-            take = link if saved.folder.parent.resolve() == folder.parent.resolve() else copied
-            for name, digest in saved.files.items():
-                take(saved.folder / name, folder / name)
-                known[name] = digest
-            self.names = list(known)
-        else:
+        now, base = self.now, len(self.now.base)
+        if now.base.mapped is not None:
+            now.base.mapped.refuse_changed()
+        known = self._taken_over(folder)
+        if not known:
             write_table(folder / ITEMS, now.items.to_table(0, base))
             self.names = [ITEMS, *now.base.write(folder)]
         if len(now.added):
@@ -121,6 +107,24 @@ class Saving:
         if not now.whole:
             write_array(folder / REMOVED, np.flatnonzero(~now.alive))
         return known
+
+    def _taken_over(self, folder: Path) -> dict[str, Digest]:
+        """The checksums of the files that were linked or copied; none where they have to be written anew.
+
+        Raises: ValueError where a copy is not what was saved, and memory does not have it either.
+        """
+        saved = self.tuples.saved
+        if saved is None or not saved.of(self.now.base):
+            return {}
+        here = saved.folder.parent.resolve() == folder.parent.resolve()
+        for name, digest in saved.files.items():
+            (link if here else copied)(saved.folder / name, folder / name)
+            if not here and digest_of(folder / name) != digest:
+                if self.now.base.memory_mapped:
+                    raise ValueError(f"{saved.folder / name} is damaged: its SHA-256 is no longer what it was")
+                return {}
+        self.names = list(saved.files)
+        return dict(saved.files)
 
     def done(self, folder: Path, files: Mapping[str, Digest]) -> None:
         """The version is on disk."""

@@ -1,5 +1,6 @@
 """Saving: what is shared between versions and folders, and who may write where."""
 
+import os
 import shutil
 
 import numpy as np
@@ -38,24 +39,59 @@ def test_save_links_what_did_not_change(build, items, tmp_path):
     TupleIndex.load(tmp_path / "index").verify()
 
 
+def vectors_file(folder):
+    (file,) = [*folder.glob("v-*/index.faiss"), *folder.glob("v-*/rows.npy")]
+    return file
+
+
+def flip(file, keep_time=False):
+    """One bit, in place."""
+    before = file.stat()
+    with open(file, "r+b") as opened:
+        opened.seek(before.st_size // 2)
+        byte = opened.read(1)
+        opened.seek(before.st_size // 2)
+        opened.write(bytes([byte[0] ^ 1]))
+    if keep_time:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 @pytest.mark.parametrize("factory", ["Flat", "HNSW16", "Exact"])
-def test_a_file_that_was_changed_after_loading_is_not_taken_over(factory, build, items, queries, tmp_path):
+def test_an_index_in_memory_is_saved_whole_whatever_became_of_its_file(factory, build, queries, tmp_path):
     build(rows=300, factory=factory).save(tmp_path / "index")
-    loaded, mapped = (TupleIndex.load(tmp_path / "index", memory_map=each) for each in (False, True))
-    expected = loaded.search({"text": queries})
-    vectors = next((tmp_path / "index").glob("v-*/*.npy" if loaded.info()["backend"] == "exact" else "v-*/index.faiss"))
-    content = bytearray(vectors.read_bytes())
-    content[len(content) // 2] ^= 1
-    with open(vectors, "r+b") as opened:
-        opened.write(content)
+    loaded = TupleIndex.load(tmp_path / "index")
+    expected = loaded.search({"text": queries}).scores
+    flip(vectors_file(tmp_path / "index"), keep_time=True)
+    loaded.save(tmp_path / "copy")
+    flip(vectors_file(tmp_path / "copy"))
+    loaded.save(tmp_path / "copy")
+    np.testing.assert_array_equal(TupleIndex.load(tmp_path / "copy").search({"text": queries}).scores, expected)
+
+
+CHANGES = {
+    "saved": lambda index, folder: index.save(folder / "index"),
+    "saved elsewhere": lambda index, folder: index.save(folder / "other"),
+    "compacted": lambda index, folder: index.compact(),
+    "saved where the folder is gone": lambda index, folder: (
+        (folder / "index").rename(folder / "moved"),
+        index.save(folder / "other"),
+    ),
+}
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW16", "Exact"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_written_into_a_mapped_file_is_not_taken_for_whole(factory, change, build, tmp_path, monkeypatch):
+    build(rows=300, factory=factory).save(tmp_path / "index")
+    monkeypatch.chdir(tmp_path)
+    mapped = TupleIndex.load("index", memory_map=True)
+    monkeypatch.chdir("/")
     mapped.remove(299)
-    with pytest.raises(ValueError, match=f"{vectors.name} was changed after it was opened"):
-        mapped.save(tmp_path / "index")
-    with pytest.raises(ValueError, match=f"{vectors.name} was changed after it was opened"):
-        mapped.save(tmp_path / "other")
-    loaded.save(tmp_path / "index")
-    again = TupleIndex.load(tmp_path / "index")
-    np.testing.assert_array_equal(again.search({"text": queries}).scores, expected.scores)
+    mapped.save(tmp_path / "before")
+    flip(vectors_file(tmp_path / "index"))
+    with pytest.raises(ValueError, match=f"{vectors_file(tmp_path / 'index').name} was changed after it was opened"):
+        CHANGES[change](mapped, tmp_path)
+    TupleIndex.load(tmp_path / "before").verify()
 
 
 def test_a_mapped_index_outlives_the_folder_it_was_loaded_from(build, queries, tmp_path):

@@ -193,3 +193,14 @@ def test_modalities_choose_what_is_stored(make_score, items, queries, index):
     chosen = TupleIndex.build(make_score("pairs_and_hadamard", 3, 16), items, modalities=("audio", "image"))
     assert chosen.modalities == ("image", "audio")
     np.testing.assert_array_equal(chosen.search({"text": queries}).ids, index.search({"text": queries}).ids)
+
+
+def test_lists_that_no_path_of_their_graph_reaches_are_searched_too(items, make_score):
+    """A graph as coarse quantiser may leave lists out whatever its effort."""
+    score = make_score("pairs_and_hadamard", 3, 16)
+    stored = {name: np.tile(items[name], (4, 1)) for name in ("image", "audio")}
+    index = TupleIndex.build(score, stored, metadata={"row": range(2800)}, factory="IVF128_HNSW2,Flat")
+    for where, count in ((None, 2800), ("row % 3 = 0", 934)):
+        hits = index.search({"text": items["text"][:4]}, k=2800, where=where, nprobe=128)
+        assert hits.counts.tolist() == [count] * 4
+        assert all(len(set(row[:count])) == count for row in hits.ids)

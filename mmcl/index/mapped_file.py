@@ -1,0 +1,26 @@
+"""A file that an index reads as searches need it."""
+
+import os
+from pathlib import Path
+
+
+class MappedFile:
+    """Held open, so that a change shows wherever the file has gone since, and under whatever name.
+
+    Args:
+        file: just checked.
+    """
+
+    def __init__(self, file: Path):
+        self.file = file.absolute()
+        self._opened = open(file, "rb")  # noqa: SIM115 - open as long as this lives
+        self._state = self._present_state()
+
+    def refuse_changed(self) -> None:
+        """ValueError where someone wrote into it: what would be made of it is not what was checked."""
+        if self._present_state() != self._state:
+            raise ValueError(f"{self.file} was changed after it was opened; load a copy that is whole")
+
+    def _present_state(self) -> tuple[int, int]:
+        found = os.fstat(self._opened.fileno())
+        return found.st_size, found.st_mtime_ns
