@@ -42,12 +42,15 @@ def chosen_type(
 
     Raises: ValueError where nothing fits the budget, naming the least that would, and for a budget without "auto".
     """
-    if factory != AUTO or backend != LOCAL:
-        if memory_budget is not None:
-            raise ValueError(f"memory_budget goes with factory='auto' in this process, not with {factory!r}")
-        return Type(factory)
-    from mmcl.index.choose import choose_factory, parse_bytes
+    from mmcl.index.choose import check_recall, choose_factory, parse_bytes
 
+    check_recall(recall_target)
+    if memory_budget is not None and backend != LOCAL:
+        raise ValueError("memory_budget is for indexes of this process; Milvus keeps its memory itself")
+    if factory != AUTO and memory_budget is not None:
+        raise ValueError(f"memory_budget goes with factory='auto', not with {factory!r}, which takes what it takes")
+    if factory != AUTO or backend != LOCAL:
+        return Type(factory)
     budget = None if memory_budget is None else parse_bytes(memory_budget)
     choice = choose_factory(count, width, budget, recall_target, device)
     return Type(choice.factory, dict(choice.parameters), choice.reason, choice.mapped)
@@ -140,7 +143,10 @@ def built_on_disk(
     if where != LOCAL:
         raise ValueError("out= is for indexes of this process; Milvus keeps its tuples itself")
     if source.shards is None:
-        raise ValueError("an index on disk takes embeddings (shards or arrays); `mmcl.embed` makes them of raw values")
+        raise ValueError(
+            "an index on disk (out=, or a type that fits memory_budget only so) takes embeddings, as shards or arrays; "
+            "`mmcl.embed` makes them of raw values"
+        )
     metadata = source.metadata if metadata is None else metadata
     build_folder(out, fusion, source.shards, ids, metadata, factory, device, about, progress)
 

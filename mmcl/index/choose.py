@@ -63,8 +63,7 @@ def choose_factory(
     Raises: ValueError where nothing fits, naming the least budget that would do and its type; and for a recall that is
         none.
     """
-    if isinstance(recall_target, bool) or not isinstance(recall_target, Real) or not 0 < float(recall_target) <= 1:
-        raise ValueError(f"recall_target must be above 0 and at most 1, got {recall_target!r}")
+    check_recall(recall_target)
     options = candidates(count, width, float(recall_target), device)
     fitting = [each for each in options if memory_budget is None or each.bytes <= memory_budget]
     if fitting:
@@ -75,6 +74,12 @@ def choose_factory(
         f"no type of index keeps {count:,} vectors of width {width} in {shown(memory_budget)}{where}; the least is "
         f"{shown(least.bytes)}, with factory {least.factory!r}"
     )
+
+
+def check_recall(recall_target: Any) -> None:
+    """ValueError for a recall that is none."""
+    if isinstance(recall_target, bool) or not isinstance(recall_target, Real) or not 0 < float(recall_target) <= 1:
+        raise ValueError(f"recall_target must be above 0 and at most 1, got {recall_target!r}")
 
 
 def candidates(count: int, width: int, recall_target: float, device: str) -> list[Choice]:

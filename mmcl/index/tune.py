@@ -6,12 +6,14 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from mmcl.index.choose import check_recall
 from mmcl.index.devices import CPU, GPU_K
 from mmcl.index.faiss_params import QUANTIZER, known_parameters
 from mmcl.index.faiss_rows import nearest
@@ -20,8 +22,11 @@ from mmcl.index.tuple_index import TupleIndex
 
 BLOCK = 65536
 REPEATS = 3
-MARGIN = 1.64
-"""Standard errors that a recall has to lie above its target: other queries then reach it, too, 19 times out of 20."""
+MARGIN, LEAST_QUERIES = 1.64, 20
+"""Standard errors that a recall has to lie above its target: other queries then reach it, too, 19 times out of 20. Of
+fewer queries than this the standard error tells nothing: they may all find everything by luck."""
+TIE = 1e-5
+"""Of a score: what float32 may lose of it."""
 QUANTIZER_EFFORT = QUANTIZER + "efSearch"
 EFFORTS = {
     "nprobe": [2**power for power in range(17)],
@@ -30,6 +35,15 @@ EFFORTS = {
     "k_factor": [1.0, *(2.0**power for power in range(2, 9))],
 }
 """Values that a sweep tries, as far as they can matter."""
+
+
+class Truth(NamedTuple):
+    """Of each query."""
+
+    ids: np.ndarray
+    """(nq, k), of the highest scores."""
+    least: np.ndarray
+    """(nq,), what the k-th of them scores, less what float32 may lose."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +121,10 @@ def tune_vectors(
     """`tune` with (nq, width) query vectors."""
     if not len(vectors) or not len(index):
         raise ValueError(f"tuning takes queries and items; there are {len(vectors)} queries and {len(index)} items")
+    for name, value in (("k", k), ("batch", batch)):
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+    check_recall(recall_target)
     k = min(int(k), len(index))
     truth = true_best(index, vectors, k, items, encoded)
     settings = list(grid(index, k))
@@ -138,11 +156,14 @@ def searched(index: TupleIndex, vectors: np.ndarray, k: int, setting: dict[str, 
 
 
 def found_shares(
-    index: TupleIndex, vectors: np.ndarray, k: int, setting: dict[str, Any], truth: np.ndarray
+    index: TupleIndex, vectors: np.ndarray, k: int, setting: dict[str, Any], truth: Truth
 ) -> Float[np.ndarray, " nq"]:
-    """What share of each query's row of `truth` a setting finds."""
-    found = searched(index, vectors, k, setting).ids
-    return np.array([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), truth.tolist(), strict=True)])
+    """What share of each query's true best k a setting finds. Any item that scores as high as the k-th is right."""
+    hits = searched(index, vectors, k, setting)
+    if hits.exact:
+        return (hits.scores >= truth.least[:, None]).mean(axis=1, dtype=np.float64)
+    pairs = zip(hits.ids.tolist(), truth.ids.tolist(), strict=True)
+    return np.array([len(set(found) & set(right)) / k for found, right in pairs])
 
 
 def standard_error(shares: Float[np.ndarray, " nq"]) -> float:
@@ -152,7 +173,7 @@ def standard_error(shares: Float[np.ndarray, " nq"]) -> float:
 
 def surely_reaches(shares: Float[np.ndarray, " nq"], recall_target: float) -> bool:
     """Whether the mean lies above the target by so much that it is no luck."""
-    return bool(shares.mean() - MARGIN * standard_error(shares) >= recall_target)
+    return len(shares) >= LEAST_QUERIES and bool(shares.mean() - MARGIN * standard_error(shares) >= recall_target)
 
 
 def grid(index: TupleIndex, k: int) -> Iterator[dict[str, Any]]:
@@ -194,8 +215,8 @@ def inner_lists(index: Any) -> Any:
     return next((part for part in parts(index) if isinstance(part, load_faiss().IndexIVF)), None)
 
 
-def true_best(index: TupleIndex, vectors: np.ndarray, k: int, items: Any, encoded: Any) -> np.ndarray:
-    """(nq, k) ids of the highest scores, from full vectors, block by block."""
+def true_best(index: TupleIndex, vectors: np.ndarray, k: int, items: Any, encoded: Any) -> Truth:
+    """The highest scores, from full vectors, block by block."""
     best = np.full((len(vectors), k), -np.inf, np.float32)
     ids = np.full((len(vectors), k), "" if index.ids().dtype == object else -1, index.ids().dtype)
     for names, block in full_vectors(index, items, encoded):
@@ -203,7 +224,8 @@ def true_best(index: TupleIndex, vectors: np.ndarray, k: int, items: Any, encode
         best, ids = np.concatenate([best, scores], axis=1), np.concatenate([ids, names[rows]], axis=1)
         order = np.argsort(-best, axis=1, kind="stable")[:, :k]
         best, ids = np.take_along_axis(best, order, axis=1), np.take_along_axis(ids, order, axis=1)
-    return ids
+    last = best[:, -1]
+    return Truth(ids, last - TIE * np.abs(last))
 
 
 def full_vectors(index: TupleIndex, items: Any, encoded: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -112,6 +112,8 @@ class TupleIndex(SavedIndex):
         fusion = Fusion(frozen_copy(score), source.modalities)
         fusion = fusion if bank is None else fusion.with_bank(bank, model, encoded)
         where = lookup(BACKENDS, backend, "backend")
+        if queries is not None and where == MILVUS:
+            raise ValueError("queries= set the effort of indexes in this process; in Milvus give nprobe or efSearch")
         kind = chosen_type(factory, source.count, fusion.width, memory_budget, recall_target, device, where)
         folder = TemporaryDirectory(prefix="mmcl-") if out is None and kind.mapped else None
         if out is not None or folder is not None:

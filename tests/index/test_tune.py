@@ -109,3 +109,37 @@ def test_graphs_of_lists_are_tuned_too(build, queries):
     assert result.reached
     assert set(index.search_parameters) == {"nprobe", "quantizer_efSearch"}
     assert result.chosen.parameters == index.search_parameters
+
+
+def test_copies_of_the_best_are_no_misses(build, items, queries):
+    """Which of equal items comes back is chance; their score is the best all the same."""
+    copies = {name: np.tile(items[name][:30], (40, 1)) for name in ("image", "audio")}
+    index = TupleIndex.build(build(rows=5).score, copies, factory="IVF8,Flat")
+    result = tune(index, {"text": queries}, recall_target=1.0)
+    assert result.reached and result.chosen.recall == 1
+
+
+def test_a_handful_of_queries_is_sure_of_nothing(build, queries):
+    index = build(factory="IVF16,Flat")
+    assert not tune(index, {"text": queries[:5]}, recall_target=0.5).reached
+    assert tune(index, {"text": queries}, recall_target=0.5).reached
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({"k": 0}, "k must be"), ({"batch": 0}, "batch must be"), ({"recall_target": 2.0}, "recall_target must be")],
+)
+def test_senseless_numbers_are_refused(given, told, build, queries):
+    with pytest.raises(ValueError, match=told):
+        tune(build(factory="IVF16,Flat"), {"text": queries}, **given)
+
+
+def test_what_does_not_go_together_is_refused_before_anything_is_built(build, queries):
+    with pytest.raises(ValueError, match="recall_target must be"):
+        build(factory="IVF16,Flat", queries={"text": queries}, recall_target=1.5)
+    for given, told in (
+        ({"memory_budget": "1GB"}, "Milvus keeps its memory"),
+        ({"queries": {"text": queries}}, "in Milvus"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            build(backend="milvus", uri="nowhere.db", **given)
