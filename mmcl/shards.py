@@ -136,14 +136,15 @@ class EmbeddingShards:
         """All rows of one shard, and its metadata."""
         return self.read_rows(number, slice(None)), read_metadata(self._first.shards[number])
 
-    def read_rows(self, number: int, rows: Any) -> dict[str, np.ndarray]:
+    def read_rows(self, number: int, rows: Any, modalities: Iterable[str] | None = None) -> dict[str, np.ndarray]:
         """{modality: (n, d) float32}: some rows of one shard, by their numbers in it or a slice. No others are read.
 
+        Of all modalities, or of some: which they are does not change which shards and rows there are.
         Where modalities lie in several folders, the shards are the first modality's; rows of the others are found by
         key, wherever they lie. KeyError names the first key that is missing there.
         """
         found = {}
-        for name in self.modalities:
+        for name in self.modalities if modalities is None else modalities:
             if name in self._first.widths:
                 found[name] = self._first.rows(name, number, rows)
                 continue

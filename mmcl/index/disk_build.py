@@ -5,7 +5,7 @@ the index's file; those of inverted lists wait beside it, sorted within each par
 holds the sample while training, and afterwards one block and one part, however many shards there are.
 
 building/
-  state.json            what is built, and how many rows and parts of it are on the disk
+  state.json            what is built, how many rows and parts of it are on the disk, and whether all is
   trained.faiss         the index without rows
   first.npy             the first vector of each shard: another score makes others of the same files
   index.faiss           as it will be
@@ -24,7 +24,7 @@ import numpy as np
 
 from mmcl.index.disk_codes import Codes
 from mmcl.index.disk_layout import lay_out, leaves, tree
-from mmcl.index.disk_source import ShardBlocks, Vectors
+from mmcl.index.disk_source import Pass, ShardBlocks, Steps, Vectors, run_steps
 from mmcl.index.faiss_backend import FaissBackend
 from mmcl.index.faiss_factory import AUTO, MIPS, new_faiss_index, parts, rows_to_train
 from mmcl.index.faiss_files import FILE, read_faiss, write_faiss
@@ -74,8 +74,18 @@ def build_on_disk(
     Raises: ValueError for an unknown factory, too few rows to train on, a row that the type cannot hold, and where the
         folder holds an unfinished build of something else. OSError where the disk is full: make room, build again.
     """
+    (about,) = run_steps([build_steps(factory, Vectors(shards, width, progress), folder, source, sample, seed)])
+    os.replace(folder / WORK / FILE, folder / FILE)
+    shutil.rmtree(folder / WORK)
+    return about
+
+
+def build_steps(
+    factory: Any, vectors: Vectors, folder: Path, source: str | None, sample: int | None = None, seed: int = 0
+) -> Steps[dict[str, Any]]:
+    """`build_on_disk`, pass by pass. The index stays in `building`: asked for again, it is there already."""
     factory = AUTO if factory == "auto" else factory
-    vectors, work = Vectors(shards, width, progress), folder / WORK
+    width, work = vectors.width, folder / WORK
     settings = {"factory": factory, "width": width, "rows": len(vectors), "sample": sample, "seed": seed}
     settings |= {"source": digest([vectors.starts, source]), "faiss": load_faiss().__version__}
     if not source:
@@ -83,7 +93,7 @@ def build_on_disk(
     work.mkdir(parents=True, exist_ok=True)
     state = read_state(work, settings)
     if state is None:
-        backend = trained(factory, vectors, sample, seed)
+        backend = yield from trained(factory, vectors, sample, seed)
         write_faiss(backend.index, work, TRAINED)
         sync(work / TRAINED)
         np.save(work / FIRST, vectors.first_rows())
@@ -92,35 +102,45 @@ def build_on_disk(
     elif not np.allclose(np.load(work / FIRST), vectors.first_rows(), rtol=1e-4, atol=1e-6):
         raise ValueError(f"{work} holds an unfinished build of other vectors; remove the folder")
     backend = FaissBackend(read_faiss(work, name=TRAINED), factory, width, state["norm"])
-    fill(backend, vectors, work, state)
+    if not state.get("complete"):
+        yield from fill(backend, vectors, work, state)
+        sync(work / FILE)
+        write_state(work, state | {"complete": True})
     found = read_faiss(work, memory_map=True).ntotal
     if found != len(vectors):
         raise RuntimeError(f"{work / FILE} has {found} rows, and should have {len(vectors)}")
-    sync(work / FILE)
-    os.replace(work / FILE, folder / FILE)
-    shutil.rmtree(work)
     return backend.about()
 
 
-def trained(factory: str, vectors: Vectors, sample: int | None, seed: int) -> FaissBackend:
+def trained(factory: str, vectors: Vectors, sample: int | None, seed: int) -> Steps[FaissBackend]:
     """The index without rows, trained on a random sample. Ranges and lengths are those of all rows."""
     lifted = isinstance(factory, str) and factory.startswith(MIPS)
     index = new_faiss_index(factory, vectors.width + lifted)
-    backend = FaissBackend(index, factory, vectors.width)
+    backend, longest = FaissBackend(index, factory, vectors.width), np.zeros(1)
+
+    def measure(row: int, block: np.ndarray) -> None:
+        longest[0] = max(longest[0], squares(block).max(initial=0))
+
+    def widen(row: int, block: np.ndarray) -> None:
+        widen_ranges(index, backend._stored(block, row))
+
     if lifted:
-        longest = max((squares(block).max(initial=0) for _, block in vectors.blocks("measuring")), default=0)
-        backend.norm = float(np.sqrt(longest))
+        yield Pass("measuring", vectors, measure)
+        backend.norm = float(np.sqrt(longest[0]))
     if not index.is_trained:
-        size = min(len(vectors), training_rows(index) if sample is None else sample)
-        rows, filled = np.empty((size, index.d), np.float32), 0
-        for block in vectors.sample(size, seed):
-            rows[filled : filled + len(block)] = backend._stored(block)
-            filled += len(block)
-        backend._train(rows)
+        train_on_sample(backend, vectors, min(len(vectors), training_rows(index) if sample is None else sample), seed)
     if any(True for _ in quantised(index, np.empty((0, index.d), np.float32))):
-        for row, block in vectors.blocks("measuring"):
-            widen_ranges(index, backend._stored(block, row))
+        yield Pass("measuring", vectors, widen)
     return backend
+
+
+def train_on_sample(backend: FaissBackend, vectors: Vectors, size: int, seed: int) -> None:
+    """Train on so many random rows, which no other build holds at the same time."""
+    rows, filled = np.empty((size, backend.index.d), np.float32), 0
+    for block in vectors.sample(size, seed):
+        rows[filled : filled + len(block)] = backend._stored(block)
+        filled += len(block)
+    backend._train(rows)
 
 
 def training_rows(index: Any) -> int:
@@ -137,16 +157,19 @@ def training_rows(index: Any) -> int:
     return max(least, min(most, SAMPLE_BYTES // (4 * index.d)))
 
 
-def fill(backend: FaissBackend, vectors: Vectors, work: Path, state: State) -> None:
+def fill(backend: FaissBackend, vectors: Vectors, work: Path, state: State) -> Steps[None]:
     """Write index.faiss, going on behind the last whole part."""
     found, total = list(leaves(backend.index)), len(vectors)
     on_disk = [leaf for leaf in found if not leaf.in_memory]
+
+    def add(row: int, block: np.ndarray) -> None:
+        rows = backend._stored(block, row)
+        for leaf in found:
+            if leaf.in_memory:
+                leaf.index.add(leaf.mapped(rows))
+
     if len(on_disk) < len(found):
-        for row, block in vectors.blocks("adding"):
-            rows = backend._stored(block, row)
-            for leaf in found:
-                if leaf.in_memory:
-                    leaf.index.add(leaf.mapped(rows))
+        yield Pass("adding", vectors, add)
     if not on_disk:
         for part in tree(backend.index):
             part.ntotal = total
@@ -158,14 +181,17 @@ def fill(backend: FaissBackend, vectors: Vectors, work: Path, state: State) -> N
     if not (resumes and file.is_file() and file.stat().st_size == layout.size):
         state |= {"rows": 0, "parts": 0}
     with open(file, "r+b" if state["rows"] else "wb") as opened:
-        codes.begin(opened, total)
-        for row, block in vectors.blocks("encoding", state["rows"]):
+
+        def encode(row: int, block: np.ndarray) -> None:
             codes.put(opened, row, backend._stored(block, row))
             end = row + len(block)
             if end - state["rows"] >= codes.part_rows or end == total:
                 codes.end_part(opened, state["parts"], state["rows"])
-                state |= {"rows": end, "parts": state["parts"] + 1}
+                state.update({"rows": end, "parts": state["parts"] + 1})
                 write_state(work, state)
+
+        codes.begin(opened, total)
+        yield Pass("encoding", vectors, encode, state["rows"])
         codes.merge(opened, state["parts"], total)
 
 

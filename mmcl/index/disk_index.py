@@ -1,7 +1,8 @@
-"""A whole index built on disk: vectors by `disk_build`, ids and metadata shard by shard, nothing held for long."""
+"""A whole index built on disk, or several in the same passes: vectors by `disk_build`, ids and metadata shard by shard,
+nothing held for long."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import pyarrow.parquet as pq
 import torch
 
 from mmcl.index.building import EXACT
-from mmcl.index.disk_build import build_on_disk
-from mmcl.index.disk_source import ShardBlocks, Vectors, shard_blocks
+from mmcl.index.disk_build import WORK, build_steps
+from mmcl.index.disk_source import ArrayShards, Pass, SharedShards, Steps, Vectors, run_steps, shard_blocks, share
 from mmcl.index.faiss_backend import FaissBackend
 from mmcl.index.fusion import Fusion
 from mmcl.index.item_checks import ID, check_metadata
@@ -21,8 +22,6 @@ from mmcl.index.local_files import GROUP_ROWS, ITEMS, about_base, link
 from mmcl.index.sources import checked_block
 from mmcl.index.store import BUILDING, refuse_foreign_folder, sync, write_version
 from mmcl.shards import EmbeddingShards
-
-ARRAY_ROWS = 65536
 
 
 def build_folder(
@@ -45,73 +44,88 @@ def build_folder(
         factory: FAISS factory string, or "Exact".
         about: what the manifest says besides the tuples.
     """
-    shards = fused_shards(fusion, items)
     if out.is_dir():
         refuse_foreign_folder(out)
     work = out / BUILDING
     work.mkdir(parents=True, exist_ok=True)
     with one_builder(work):
-        source = items.state() if isinstance(items, EmbeddingShards) else ""
-        base, names = write_vectors(work, fusion, shards, factory, device, source, progress)
-        tables = items if isinstance(items, EmbeddingShards) and metadata is None else metadata
-        columns = write_items(work / ITEMS, ids, tables)
-
-        def write(folder: Path) -> dict[str, Any]:
-            fusion.write(folder)
-            for name in (ITEMS, *names):
-                link(work / name, folder / name)
-            return {}
-
-        count = len(ids)
-        next_id = 0 if ids.dtype == object else int(ids.max(initial=-1)) + 1
-        tuples = about_base(base) | {"count": count, "rows": count, "next_id": next_id, "columns": columns}
-        write_version(out, write, {**about, **tuples})
+        vectors = fused_vectors(fusion, shared(items, fusion.modalities), progress)
+        ((base, files),) = run_steps([vector_steps(work, vectors, factory, device, state_of(items))])
+        columns = write_items(work / ITEMS, ids, items if metadata is None and is_shards(items) else metadata)
+        write, facts = draft_of(fusion, base, [work / ITEMS, *files], ids, columns)
+        write_version(out, write, {**about, **facts})
         shutil.rmtree(work)
 
 
-def fused_shards(fusion: Fusion, items: Any) -> list[ShardBlocks]:
-    """The vectors of embedding shards or arrays, read when they are asked for."""
-    score, names = fusion.score, fusion.modalities
+def is_shards(items: Any) -> bool:
+    """Whether these are embedding shards; arrays otherwise."""
+    return isinstance(items, EmbeddingShards)
+
+
+def state_of(items: Any) -> str:
+    """What tells these embeddings from others; "" where nothing does."""
+    return items.state() if is_shards(items) else ""
+
+
+def shared(items: Any, modalities: tuple[str, ...]) -> SharedShards:
+    """Embedding shards, or arrays, as one index reads them, or several that select some of these modalities."""
+    return share(items if is_shards(items) else ArrayShards(items), modalities)
+
+
+def fused_vectors(fusion: Fusion, shards: SharedShards, progress: bool) -> Vectors:
+    """The vectors of embeddings of just the fusion's modalities, read when they are asked for."""
 
     def fuse(rows: Mapping[str, Any], start: int) -> np.ndarray:
-        block = checked_block(rows, dict.fromkeys(rows, True), score, None, start)
+        block = checked_block(rows, dict.fromkeys(rows, True), fusion.score, None, start)
         with torch.no_grad():
             return next(iter(fusion.fused([(block, None)], [], start)))
 
-    if isinstance(items, EmbeddingShards):
-        return shard_blocks(items, fuse)
-    count = len(items[names[0]])
-
-    def read(start: int, rows: Any) -> np.ndarray:
-        run = isinstance(rows, slice)
-        wanted: Any = slice(rows.start + start, rows.stop + start) if run else rows + start
-        return fuse({name: items[name][wanted] for name in names}, wanted.start if run else int(wanted[0]))
-
-    def part(start: int) -> ShardBlocks:
-        return ShardBlocks(min(ARRAY_ROWS, count - start), lambda rows: read(start, rows))
-
-    return [part(start) for start in range(0, count, ARRAY_ROWS)]
+    return Vectors(shard_blocks(shards, fuse), fusion.width, progress)
 
 
-def write_vectors(
-    work: Path, fusion: Fusion, shards: list[ShardBlocks], factory: Any, device: str, source: str, progress: bool
-) -> tuple[Any, list[str]]:
-    """The backend, memory-mapped, and the names of its files."""
-    if factory == EXACT:
-        from mmcl.index.exact_backend import ExactBackend, exact_pays
+def vector_steps(work: Path, vectors: Vectors, factory: Any, device: str, source: str) -> Steps[tuple[Any, list[Path]]]:
+    """Write the vectors into `work`; returns the backend, memory-mapped, and its files.
+
+    They stay there: where the rest of a build was interrupted, the next one finds them.
+    """
+    exact = factory == EXACT
+    if exact:
+        from mmcl.index.exact_backend import FILE, ExactBackend, exact_pays
 
         if exact_pays(device):
-            file = work / "rows.npy"
-            vectors = Vectors(shards, fusion.width, progress)
-            rows = np.lib.format.open_memmap(file, "w+", np.float32, (len(vectors), fusion.width))
-            for row, block in vectors.blocks("fusing"):
-                rows[row : row + len(block)] = block
-            rows.flush()
-            sync(file)
-            return ExactBackend.read(work, factory, fusion.width, {}, memory_map=True), [file.name]
-        factory = "Flat"
-    facts = build_on_disk(factory, fusion.width, shards, work, source=source, progress=progress)
-    return FaissBackend.read(work, factory, fusion.width, facts, memory_map=True), ["index.faiss"]
+            yield from exact_steps(work / FILE, vectors)
+            return ExactBackend.read(work, factory, vectors.width, {}, memory_map=True), [work / FILE]
+    factory = "Flat" if exact else factory
+    facts = yield from build_steps(factory, vectors, work, source)
+    folder = work / WORK
+    return FaissBackend.read(folder, factory, vectors.width, facts, memory_map=True), [folder / "index.faiss"]
+
+
+def exact_steps(file: Path, vectors: Vectors) -> Steps[None]:
+    """Write the vectors as they are."""
+    rows = np.lib.format.open_memmap(file, "w+", np.float32, (len(vectors), vectors.width))
+
+    def put(row: int, block: np.ndarray) -> None:
+        rows[row : row + len(block)] = block
+
+    yield Pass("fusing", vectors, put)
+    rows.flush()
+    sync(file)
+
+
+def draft_of(
+    fusion: Fusion, base: Any, files: list[Path], ids: np.ndarray, columns: list[str]
+) -> tuple[Callable[[Path], dict[str, Any]], dict[str, Any]]:
+    """What writes a version of an index whose files are there already, and what its manifest says of the tuples."""
+
+    def write(folder: Path) -> dict[str, Any]:
+        fusion.write(folder)
+        for file in files:
+            link(file, folder / file.name)
+        return {}
+
+    next_id = 0 if ids.dtype == object else int(ids.max(initial=-1)) + 1
+    return write, about_base(base) | {"count": len(ids), "rows": len(ids), "next_id": next_id, "columns": columns}
 
 
 def write_items(file: Path, ids: np.ndarray, metadata: Any) -> list[str]:

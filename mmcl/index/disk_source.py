@@ -1,10 +1,10 @@
-"""Fused vectors that lie on disk as shards: read block by block, or sampled."""
+"""Fused vectors that lie on disk as shards: read block by block, for one index or for several at once, or sampled."""
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -14,7 +14,10 @@ from mmcl.shards import EmbeddingShards
 
 BLOCK_BYTES = 16 * 2**20
 """Of float32 vectors that are held at once."""
+ARRAY_ROWS = 65536
+"""Of arrays that count as a shard."""
 
+Built = TypeVar("Built")
 Rows = Float32[np.ndarray, "rows width"]
 
 
@@ -49,14 +52,9 @@ class Vectors:
         """Rows of a block."""
         return max(1, BLOCK_BYTES // (4 * self.width))
 
-    def blocks(self, doing: str, first: int = 0) -> Iterator[tuple[int, Rows]]:
-        """All from row `first` on, block by block, each with the number of its first row."""
-        with counting(doing, len(self), first, self.progress) as advance:
-            for shard, start in zip(self.shards, self.starts, strict=False):
-                for begin in range(max(first - start, 0), shard.rows, self.step):
-                    rows = slice(begin, min(begin + self.step, shard.rows))
-                    yield start + begin, self._read(shard, rows, rows.stop - begin, start + begin)
-                    advance(rows.stop - begin)
+    def block(self, number: int, begin: int, stop: int) -> Rows:
+        """Rows begin..stop of shard `number`."""
+        return self._read(self.shards[number], slice(begin, stop), stop - begin, self.starts[number] + begin)
 
     def sample(self, size: int, seed: int) -> Iterator[Rows]:
         """A random `size` of them (or all, where there are fewer), block by block; no others are read."""
@@ -83,8 +81,120 @@ class Vectors:
         return found
 
 
-def shard_blocks(shards: EmbeddingShards, fuse: Callable[[dict[str, np.ndarray], int], Rows]) -> list[ShardBlocks]:
-    """Embedding shards as vectors.
+@dataclass(frozen=True)
+class Pass:
+    """What a build does with all vectors from a row on. Whoever reads them may do so for several builds at once."""
+
+    doing: str
+    vectors: Vectors
+    take: Callable[[int, Rows], None]
+    """Told every block with the number of its first row, in order."""
+    first: int = 0
+
+
+Steps = Generator[Pass, None, Built]
+"""A build that stops wherever it needs a pass, goes on when that has been made, and returns what is built."""
+
+
+def run_steps(builds: Sequence[Steps[Built]]) -> list[Built]:
+    """Make the passes that builds over the same rows ask for, the first of all of them together, then the second.
+
+    So there are as many passes as the build with the most of them needs, and a block is in memory once.
+    """
+    found: dict[int, Built] = {}
+    try:
+        while len(found) < len(builds):
+            passes = []
+            for number, steps in enumerate(builds):
+                if number in found:
+                    continue
+                try:
+                    passes.append(next(steps))
+                except StopIteration as end:
+                    found[number] = end.value
+            if passes:
+                make_passes(passes)
+    finally:  # files that a build has open
+        for steps in builds:
+            steps.close()
+    return [found[number] for number in range(len(builds))]
+
+
+def make_passes(passes: Sequence[Pass]) -> None:
+    """Read all rows once, block by block, and give each pass its vectors of them."""
+    every = [each.vectors for each in passes]
+    rows, starts = [shard.rows for shard in every[0].shards], every[0].starts
+    first, step = min(each.first for each in passes), min(each.step for each in every)
+    doing = " and ".join(dict.fromkeys(each.doing for each in passes))
+    with counting(doing, len(every[0]), first, any(each.progress for each in every)) as advance:
+        for number, (count, start) in enumerate(zip(rows, starts, strict=False)):
+            for begin in range(max(first - start, 0), count, step):
+                stop = min(begin + step, count)
+                for each in passes:
+                    wanted = max(begin, each.first - start)  # a build that was interrupted may be further than others
+                    if wanted < stop:
+                        each.take(start + wanted, each.vectors.block(number, wanted, stop))
+                advance(stop - begin)
+
+
+@dataclass(frozen=True)
+class ArrayShards:
+    """Arrays, memory-mapped ones too, as if they were shards."""
+
+    arrays: Mapping[str, Any]
+    """{modality: (n, d)}."""
+
+    def shard_rows(self) -> list[int]:
+        count = len(next(iter(self.arrays.values())))
+        return [min(ARRAY_ROWS, count - start) for start in range(0, count, ARRAY_ROWS)]
+
+    def read_rows(self, number: int, rows: Any, modalities: Iterable[str]) -> dict[str, Any]:
+        """{modality: (n, d)}: rows of one shard, by their numbers in it or a slice."""
+        start = number * ARRAY_ROWS
+        wanted = slice(rows.start + start, rows.stop + start) if isinstance(rows, slice) else rows + start
+        return {name: self.arrays[name][wanted] for name in modalities}
+
+
+@dataclass(frozen=True)
+class SharedShards:
+    """Shards, or arrays, of which several indexes take some modalities each; `share` makes the first.
+
+    A run of rows that they ask for one after the other is read once, and held until another one is asked for.
+    """
+
+    shards: Any
+    modalities: tuple[str, ...]
+    run: Callable[[int, int, int], dict[str, np.ndarray]]
+
+    def select(self, modalities: Sequence[str]) -> "SharedShards":
+        """The same rows, and what is held of them, with fewer modalities."""
+        return SharedShards(self.shards, tuple(modalities), self.run)
+
+    def shard_rows(self) -> list[int]:
+        return list(self.shards.shard_rows())
+
+    def read_rows(self, number: int, rows: Any) -> dict[str, Any]:
+        """{modality: (n, d)}: rows of one shard, by their numbers in it or a slice."""
+        if not isinstance(rows, slice):
+            return dict(self.shards.read_rows(number, rows, self.modalities))
+        found = self.run(number, rows.start, rows.stop)
+        return {name: found[name] for name in self.modalities}
+
+
+def share(shards: EmbeddingShards | ArrayShards, modalities: Sequence[str]) -> SharedShards:
+    """Shards as one index reads them, or several that `select` some of these modalities."""
+
+    @functools.lru_cache(maxsize=1)
+    def run(number: int, begin: int, stop: int) -> dict[str, np.ndarray]:
+        return shards.read_rows(number, slice(begin, stop), modalities)
+
+    return SharedShards(shards, tuple(modalities), run)
+
+
+def shard_blocks(
+    shards: EmbeddingShards | SharedShards, fuse: Callable[[dict[str, np.ndarray], int], Rows]
+) -> list[ShardBlocks]:
+    """Shards of embeddings as vectors.
 
     Args:
         shards: of the modalities that are stored.

@@ -15,7 +15,15 @@ import pytest
 from mmcl.index import disk_build, disk_codes, disk_source
 from mmcl.index.disk_build import build_on_disk, trained, training_rows
 from mmcl.index.disk_layout import lay_out, leaves
-from mmcl.index.disk_source import ShardBlocks, Vectors, sample_rows, shard_blocks
+from mmcl.index.disk_source import (
+    Pass,
+    ShardBlocks,
+    Vectors,
+    make_passes,
+    run_steps,
+    sample_rows,
+    shard_blocks,
+)
 from mmcl.index.faiss_backend import FaissBackend
 from mmcl.index.faiss_factory import new_faiss_index
 from mmcl.index.faiss_files import in_memory, read_faiss, serialised, stored_bytes, write_faiss
@@ -79,9 +87,8 @@ def built(folder, vectors, factory, **options):
 def test_the_file_is_the_one_that_faiss_writes_of_the_index_in_memory(factory, vectors, tmp_path):
     about = build_on_disk(factory, WIDTH, cut(vectors), tmp_path)
     source = Vectors(cut(vectors), WIDTH)
-    backend = trained(factory, source, None, 0)
-    for _, block in source.blocks("adding"):
-        backend._add(backend._stored(block))
+    (backend,) = run_steps([trained(factory, source, None, 0)])
+    make_passes([Pass("adding", source, lambda _, block: backend._add(backend._stored(block)))])
     assert [path.name for path in tmp_path.iterdir()] == ["index.faiss"]
     assert (tmp_path / "index.faiss").read_bytes() == serialised(backend.index)
     assert about == {"norm": backend.norm}
