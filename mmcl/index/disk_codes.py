@@ -40,7 +40,8 @@ class Codes:
         return all(each.hold(parts, rows) for each in self.lists.values())
 
     def begin(self, file: BinaryIO, total: int) -> None:
-        """Write what does not depend on the rows."""
+        """Write what does not depend on the rows. The file has its size from now on: by it a later build knows it."""
+        file.truncate(self.layout.size)
         for offset, piece in self.layout.pieces:
             file.seek(offset)
             file.write(piece)
