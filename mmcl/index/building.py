@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from mmcl.index.faiss_backend import FaissBackend
+from mmcl.index.faiss_factory import MIPS, new_faiss_index, refuse_few_rows
 from mmcl.index.fusion import Fusion
 from mmcl.index.item_checks import check_metadata
 from mmcl.index.items import Items
@@ -54,6 +55,13 @@ def chosen_type(
     budget = None if memory_budget is None else parse_bytes(memory_budget)
     choice = choose_factory(count, width, budget, recall_target, device)
     return Type(choice.factory, dict(choice.parameters), choice.reason, choice.mapped)
+
+
+def check_type(factory: Any, width: int, count: int) -> None:
+    """ValueError for a factory of this process that is none, or needs more items to be trained on: before they are."""
+    if factory != EXACT:
+        lifted = isinstance(factory, str) and factory.startswith(MIPS)
+        refuse_few_rows(new_faiss_index(factory, width + lifted), factory, count)
 
 
 def local_tuples(
@@ -151,19 +159,28 @@ def built_on_disk(
     build_folder(out, fusion, source.shards, ids, metadata, factory, device, about, progress)
 
 
+def check_on_disk(source: Source, where: str) -> None:
+    """ValueError for what cannot be built on disk."""
+    if where != LOCAL:
+        raise ValueError("out= is for indexes of this process; Milvus keeps its tuples itself")
+    if source.shards is None:
+        raise ValueError("an index on disk takes embeddings (shards or arrays); `mmcl.embed` makes them of raw values")
+
+
 def blocks_with_metadata(fusion: Fusion, source: Source) -> Iterator[tuple[np.ndarray, pa.Table]]:
     """Vectors block by block, each with its metadata."""
     collected: list[pa.Table] = []
     start = 0
     for vectors in fusion.items(source, collected):
-        if collected:
-            table = collected.pop()
-        elif source.metadata is not None:
-            table = source.metadata.slice(start, len(vectors))
-        else:
-            table = pa.table({})
+        yield vectors, metadata_of(source, collected.pop() if collected else None, start, len(vectors))
         start += len(vectors)
-        yield vectors, check_metadata(table, len(vectors))
+
+
+def metadata_of(source: Source, brought: pa.Table | None, start: int, count: int) -> pa.Table:
+    """That of a block which begins with row `start`: what it brought along, or the source's."""
+    if brought is None:
+        brought = pa.table({}) if source.metadata is None else source.metadata.slice(start, count)
+    return check_metadata(brought, count)
 
 
 def brought_metadata(source: Source, collected: list[pa.Table]) -> pa.Table:

@@ -16,10 +16,10 @@ from mmcl.index.faiss_factory import (
     largest_value,
     new_faiss_index,
     reason,
+    refuse_few_rows,
     refuse_other_metrics,
     remove_shifts,
     returns_own_scores,
-    rows_to_train,
 )
 from mmcl.index.faiss_files import FILE, read_faiss, stored_bytes, write_faiss
 from mmcl.index.faiss_params import check_parameters, filling_parameter, search_parameters
@@ -308,12 +308,7 @@ class FaissBackend:
     def _train(self, rows: Rows) -> None:
         if self.index.is_trained:
             return
-        needed = rows_to_train(self.index)
-        if len(rows) < needed:
-            raise ValueError(
-                f"factory {self.factory!r} needs at least {needed} items to be trained on, got {len(rows)}; "
-                "choose fewer lists or bits, or 'Flat'"
-            )
+        refuse_few_rows(self.index, self.factory, len(rows))
         prefer_faster_path(self.index.d)
         try:
             self.index.train(rows)

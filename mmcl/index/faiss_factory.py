@@ -122,6 +122,16 @@ def rows_to_train(index: Any) -> int:
     return max(needed)
 
 
+def refuse_few_rows(index: Any, factory: Any, rows: int) -> None:
+    """ValueError where an untrained index needs more rows to be trained on."""
+    needed = rows_to_train(index)
+    if rows < needed and not index.is_trained:
+        raise ValueError(
+            f"factory {factory!r} needs at least {needed} items to be trained on, got {rows}; "
+            "choose fewer lists or bits, or 'Flat'"
+        )
+
+
 def remove_shifts(index: Any) -> None:
     """PCA subtracts the mean; inner products survive its rotation, not the shift, so the shift is taken out."""
     faiss = load_faiss()

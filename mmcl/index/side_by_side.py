@@ -4,31 +4,39 @@ import functools
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mmcl.arrays import refuse_unknown
+from mmcl.index.building import MILVUS
 from mmcl.index.devices import check_device
 from mmcl.index.hits import Hits
-from mmcl.index.item_checks import check_ids, check_model, listed, refuse_fingerprint
+from mmcl.index.item_checks import check_ids, check_metadata, check_model, listed, refuse_fingerprint
+from mmcl.index.saved_index import BACKENDS
+from mmcl.index.side_by_side_build import (
+    build_folders,
+    builds_on_disk,
+    built_in_memory,
+    built_in_milvus,
+    planned,
+)
+from mmcl.index.side_by_side_changes import all_or_nothing, held, next_ids, refuse_differing
 from mmcl.index.side_by_side_files import folder_names, read_together, write_together
 from mmcl.index.side_by_side_parts import (
     Names,
-    all_or_nothing,
     answers,
-    bank_for,
     check_stored,
     choices,
-    encoded_bank,
+    encoded_once,
     every_split,
     factory_of_each,
-    held,
-    kept,
-    refuse_differing,
+    kind_of_each,
     restricted,
 )
-from mmcl.index.sources import Block, is_dataset, open_source
+from mmcl.index.sources import is_dataset, open_source
 from mmcl.index.tuple_index import TupleIndex
 from mmcl.scores import Score
+from mmcl.tables import lookup
 
 
 class TupleIndexes:
@@ -64,41 +72,77 @@ class TupleIndexes:
         *,
         stored: Any = None,
         encoded: Any = None,
+        backend: str = "faiss",
+        uri: Any = None,
+        collection: str = "mmcl",
+        token: str | None = None,
+        replace: bool = False,
+        queries: Any = None,
+        memory_budget: Any = None,
+        recall_target: float = 0.95,
+        out: Any = None,
+        progress: bool = False,
     ) -> "TupleIndexes":
         """Build every index from one pass over the items: each raw value is encoded once.
 
-        The embeddings are in memory once meanwhile (arrays of the caller's are not copied), beside the indexes.
+        The embeddings are in memory once meanwhile (arrays of the caller's are not copied), beside the indexes. With
+        `out`, and in Milvus, a block of them is.
 
         Args:
-            score, items, ids, metadata, device, encoded: as in `TupleIndex.build`; the items are of all modalities that
-                any index stores, and may be of all that the score has.
+            score, items, ids, metadata, device, encoded, backend, uri, token, replace, recall_target, progress: as in
+                `TupleIndex.build`; the items are of all modalities that any index stores, and may be of all that the
+                score has.
             factory: one for all, or {stored modalities: factory}, "auto" for those it does not name.
-            bank: as in `TupleIndex.build`, of any modalities; each index takes those that it does not store, and is
-                searched by just those.
+            bank, queries: as in `TupleIndex.build`, of any modalities; each index takes those that it does not store,
+                and with a bank is searched by just those.
             stored: which indexes, such as [("image", "audio"), ("text",)]. Default: one for each way of dividing the
                 modalities, 2^m - 2 of them, so that every query finds the tuples of all the others. Each takes as much
                 memory as a `TupleIndex`: from four modalities on, name those that will be asked.
-        Raises: as `TupleIndex.build`; ValueError for `stored` that is empty, or leaves nothing to search by.
+            collection: in Milvus every index is a collection of its own, named so with its modalities behind it, such
+                as "mmcl_image_audio".
+            memory_budget: of all indexes that "auto" chooses together, an equal part each; the others go beyond it.
+            out: build in this folder, as `save` would leave it; see `TupleIndex.build`. Each pass over the embeddings
+                serves all indexes.
+        Raises: as `TupleIndex.build`, naming the index where only one is at fault, before anything is encoded;
+            ValueError for `stored` that is empty, or leaves nothing to search by.
         """
-        device = check_device(device)
+        device, where = check_device(device), lookup(BACKENDS, backend, "backend")
         score, model = (score, None) if isinstance(score, Score) else (check_model(score).score, score)
         chosen = None if stored is None else check_stored(stored, score)
         union = None if chosen is None else list(dict.fromkeys(name for names in chosen for name in names))
         source = open_source(items, score, model, union, encoded)
-        chosen = every_split(source.modalities, score) if chosen is None else chosen
-        factories = factory_of_each(factory, chosen)
+        factories = factory_of_each(factory, every_split(source.modalities, score) if chosen is None else chosen)
         fingerprint = source.fingerprint if model is None else model.fingerprint()
         refuse_fingerprint(source.fingerprint, fingerprint, "the embedding shards were")
-        numbers, rows = check_ids(ids, source.count), encoded_bank(bank, score, model, encoded)
-        banks = {names: bank_for(names, rows, score) for names in chosen}
-        blocks: list[Block] = []
-        built: dict[Names, TupleIndex] = {}
-        for names in chosen:
-            part = restricted(source, names, blocks if built else kept(source.blocks, blocks))
-            index = TupleIndex.build(score, part, numbers, metadata, factories[names], device, banks[names])
-            index.model, index.fingerprint = model, fingerprint
-            built[names] = index
-        return cls(built)
+        numbers = check_ids(ids, source.count)
+        table = None if metadata is None else check_metadata(metadata, source.count)
+        width = score.width + (bank is not None)
+        kinds = kind_of_each(factories, source.count, width, memory_budget, recall_target, device, where)
+        on_disk = builds_on_disk(source, where, out, kinds.values())
+        rows = encoded_once(bank, score, model, encoded, "the bank")
+        plans = planned(kinds, score, rows, encoded_once(queries, score, model, encoded, "queries"))
+        if on_disk:
+            folder = TemporaryDirectory(prefix="mmcl-") if out is None else None
+            path = Path(out) if folder is None else Path(folder.name) / "indexes"
+            build_folders(path, plans, source, numbers, table, device, fingerprint, progress)
+            indexes = cls.load(path, model, device, memory_map=True)
+            for index in indexes._all:
+                index._folder = folder
+        else:
+            if where == MILVUS:
+                tuples = built_in_milvus(plans, source, numbers, table, uri, collection, token, replace)
+            else:
+                tuples = built_in_memory(plans, source, numbers, table, device)
+            found = [TupleIndex(plan.fusion, each) for plan, each in zip(plans, tuples, strict=True)]
+            for plan, index in zip(plans, found, strict=True):
+                index.model, index.fingerprint = model, fingerprint
+                index.search_parameters, index.reason = dict(plan.kind.parameters), plan.kind.reason
+            indexes = cls({index.modalities: index for index in found})
+        for plan in plans:
+            indexes.storing(plan.modalities).tuned(plan.queries, recall_target)
+        if on_disk and any(indexes.storing(p.modalities).search_parameters != p.kind.parameters for p in plans):
+            indexes.save(path)
+        return indexes
 
     def search(
         self,
@@ -172,7 +216,7 @@ class TupleIndexes:
     def remove(self, ids: Any) -> None:
         """Take out one item or several; KeyError names an id that is not there, and nothing is removed then."""
         keys = listed(ids)[0]
-        with all_or_nothing(self._all) as changed:
+        with all_or_nothing(self._all, keys) as changed:
             for tuples in changed:
                 tuples.remove(keys)
 
@@ -231,7 +275,13 @@ class TupleIndexes:
 
     @classmethod
     def load(
-        cls, path: Any, model: Any = None, device: Any = "cpu", *, memory_map: bool | None = None
+        cls,
+        path: Any,
+        model: Any = None,
+        device: Any = "cpu",
+        *,
+        memory_map: bool | None = None,
+        token: str | None = None,
     ) -> "TupleIndexes":
         """Read what `save` wrote, after checking every file's checksum.
 
@@ -239,7 +289,7 @@ class TupleIndexes:
         Raises: as `TupleIndex.load`; ValueError naming an index that was saved without the others.
         """
         path, device = Path(path).resolve(), check_device(device)
-        load = functools.partial(TupleIndex.load, device=device, memory_map=memory_map)
+        load = functools.partial(TupleIndex.load, device=device, memory_map=memory_map, token=token)
         found, version = read_together(path, load)
         if model is not None:
             refuse_fingerprint(found[0].fingerprint, check_model(model).fingerprint(), f"{path} was")
@@ -270,9 +320,12 @@ class TupleIndexes:
         refuse_fingerprint(source.fingerprint, self._first.fingerprint, "the embedding shards were")
         blocks = list(source.blocks)
         fused = [index._fused(restricted(source, index.modalities, blocks), ids, metadata, None) for index in self._all]
-        with all_or_nothing(self._all) as changed:
-            for tuples, (vectors, table, numbers) in zip(changed, fused, strict=True):
-                getattr(tuples, how)(numbers, vectors, table)
+        with held(self._all) as held_tuples:
+            numbers = fused[0][2]
+            numbers = next_ids(held_tuples[0], source.count) if numbers is None else numbers
+            with all_or_nothing(self._all, numbers.tolist()) as changed:
+                for tuples, (vectors, table, _) in zip(changed, fused, strict=True):
+                    getattr(tuples, how)(numbers, vectors, table)
 
     @property
     def _all(self) -> list[TupleIndex]:

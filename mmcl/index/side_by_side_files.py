@@ -16,6 +16,7 @@ from typing import Any
 
 from mmcl import __version__
 from mmcl.index.store import (
+    BUILDING,
     DRAFT,
     FORMATS,
     LOCK,
@@ -72,10 +73,8 @@ def write_together(
         switched: told the version of the whole once it counts, whatever fails afterwards.
     Raises: as `write_version`.
     """
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file; indexes are saved as a folder")
-    path.mkdir(parents=True, exist_ok=True)
     refuse_foreign(path, drafts)
+    path.mkdir(parents=True, exist_ok=True)
     with ExitStack() as locks:
         for each in (path, *(path / folder for folder in drafts)):
             each.mkdir(exist_ok=True)
@@ -164,11 +163,15 @@ def refuse_alone(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def refuse_foreign(path: Path, folders: Iterable[str]) -> None:
-    """ValueError where `path` holds something that a save of these folders would spoil."""
+    """ValueError where `path` is a file, or holds something that a save of these folders would spoil."""
+    if not path.is_dir():
+        if path.exists():
+            raise ValueError(f"{path} is a file; indexes are saved as a folder")
+        return
     entries = [(entry, (entry / MANIFEST).exists()) for entry in sorted(path.iterdir())]
     before = folders_there(path)  # read last: another writer may have finished its first save meanwhile
     for entry, counts in entries:
-        if entry.name in (DRAFT, LOCK, MANIFEST) or entry.name in before:
+        if entry.name in (DRAFT, LOCK, MANIFEST, BUILDING) or entry.name in before:
             continue
         if entry.name not in folders or not entry.is_dir() or counts:
             raise ValueError(f"{path} holds something else than these indexes ({entry.name!r}); choose another folder")

@@ -1,17 +1,14 @@
-"""Which indexes stand side by side, what each is built from, and changes of all or of none."""
+"""Which indexes stand side by side, what each is built from, and which one answers."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from itertools import combinations
 from typing import Any
 
-import numpy as np
-
 from mmcl.arrays import refuse_unknown
+from mmcl.index.building import AUTO, LOCAL, Type, check_type, chosen_type
+from mmcl.index.choose import parse_bytes
 from mmcl.index.fusion import embedded
-from mmcl.index.growing import Growing
-from mmcl.index.items import Items
 from mmcl.index.sources import Block, Source
 from mmcl.scores import Score
 
@@ -54,9 +51,9 @@ def factory_of_each(factory: Any, stored: Sequence[Names]) -> dict[Names, Any]:
     """{stored modalities: factory}, from one for all or a dict of some; KeyError for a key that is no index."""
     if not isinstance(factory, Mapping):
         return dict.fromkeys(stored, factory)
-    chosen: dict[Names, Any] = dict.fromkeys(stored, "auto")
+    chosen: dict[Names, Any] = dict.fromkeys(stored, AUTO)
     for key, value in factory.items():
-        names = {key} if isinstance(key, str) else set(key)
+        names = {key} if isinstance(key, str) or not isinstance(key, Iterable) else set(key)
         same = [each for each in stored if set(each) == names]
         if not same:
             raise KeyError(f"factory names an index of {key!r}; there are {list(stored)}")
@@ -64,24 +61,58 @@ def factory_of_each(factory: Any, stored: Sequence[Names]) -> dict[Names, Any]:
     return chosen
 
 
-def encoded_bank(bank: Any, score: Score, model: Any, encoded: Any) -> dict[str, Any] | None:
-    """{modality: (b, d)} of a bank, its raw values encoded; None where there is none."""
-    if bank is None:
-        return None
-    if not isinstance(bank, Mapping):
-        raise ValueError(f"bank must be {{modality: rows}}, got {type(bank).__name__}")
-    refuse_unknown(bank, score.modalities, "the bank")
-    return dict(embedded(bank, score, model, encoded)) if bank else {}
+def kind_of_each(
+    factories: Mapping[Names, Any],
+    count: int,
+    width: int,
+    memory_budget: Any,
+    recall_target: float,
+    device: str,
+    where: str,
+) -> dict[Names, Type]:
+    """{stored modalities: type of index}, each checked before anything is encoded.
+
+    Args:
+        memory_budget: of those together that "auto" chooses, an equal part each.
+    Raises: ValueError naming the index, and what is wrong with its factory or its part of the budget.
+    """
+    autos = sum(factory == AUTO for factory in factories.values())
+    budget, told = None, ""
+    if memory_budget is not None:
+        if not autos or where != LOCAL:
+            raise ValueError("memory_budget goes with factory='auto' in this process, which none of the indexes has")
+        budget = parse_bytes(memory_budget) // autos
+        told = f" (memory_budget={memory_budget!r} is for {autos} indexes together, an equal part each)"
+    kinds = {}
+    for names, factory in factories.items():
+        part = budget if factory == AUTO else None
+        try:
+            kinds[names] = chosen_type(factory, count, width, part, recall_target, device, where)
+            if where == LOCAL:
+                check_type(kinds[names].factory, width, count)
+        except ValueError as error:
+            raise ValueError(f"the index of {names}: {error}{told if part else ''}") from None
+    return kinds
 
 
-def bank_for(stored: Names, bank: Mapping[str, Any] | None, score: Score) -> dict[str, Any] | None:
-    """Those rows of the bank that are of modalities which an index does not store; ValueError where there are none."""
-    if bank is None:
+def encoded_once(rows: Any, score: Score, model: Any, encoded: Any, what: str) -> dict[str, Any] | None:
+    """{modality: (b, d)} of a bank or of queries, raw values encoded; None where there are none."""
+    if rows is None:
         return None
-    asked = {name: rows for name, rows in bank.items() if name not in stored}
+    if not isinstance(rows, Mapping):
+        raise ValueError(f"{what} must be {{modality: rows}}, got {type(rows).__name__}")
+    refuse_unknown(rows, score.modalities, what)
+    return dict(embedded(rows, score, model, encoded)) if rows else {}
+
+
+def asked_of(stored: Names, rows: Mapping[str, Any] | None, score: Score, what: str) -> dict[str, Any] | None:
+    """Those rows that are of modalities which an index does not store; ValueError where there are none."""
+    if rows is None:
+        return None
+    asked = {name: part for name, part in rows.items() if name not in stored}
     if not asked:
         some = [name for name in score.modalities if name not in stored]
-        raise ValueError(f"the bank has {list(bank)}; the index of {stored} is searched by some of {some}")
+        raise ValueError(f"{what} has {list(rows)}; the index of {stored} is searched by some of {some}")
     return asked
 
 
@@ -110,45 +141,3 @@ def choices(indexes: Iterable[Any]) -> str:
     some = {"score": "some of ", "pmi": ""}
     each = [f"{list(index.modalities)} by {some[index.kind]}{list(index.query_modalities)}" for index in indexes]
     return "there are indexes of " + "; ".join(each)
-
-
-@contextmanager
-def held(indexes: Sequence[Any]) -> Iterator[list[Any]]:
-    """The `LocalTuples` of the indexes, which nobody else changes meanwhile; searches go on."""
-    tuples = [index._tuples for index in indexes]
-    with ExitStack() as locks:
-        for each in tuples:
-            locks.enter_context(each._writing)
-        yield tuples
-
-
-@contextmanager
-def all_or_nothing(indexes: Sequence[Any]) -> Iterator[list[Any]]:
-    """Their `LocalTuples`, to be changed: where an error comes up meanwhile, all are what they were before."""
-    with held(indexes) as tuples:
-        if len({(len(each), each.next_id) for each in tuples}) > 1:
-            refuse_differing(indexes)
-        before = [(each.snapshot, each.next_id) for each in tuples]
-        try:
-            yield tuples
-        except BaseException:
-            for each, (snapshot, next_id) in zip(tuples, before, strict=True):
-                if each.snapshot is not snapshot:
-                    each.snapshot, each.next_id = apart(snapshot), next_id
-            raise
-
-
-def apart(snapshot: Any) -> Any:
-    """The same version with arrays that grow elsewhere: a search may still read what was appended behind the old."""
-    items = Items(snapshot.items.ids, snapshot.items.metadata)
-    return dataclasses.replace(snapshot, added=Growing(snapshot.added.rows), items=items)
-
-
-def refuse_differing(indexes: Sequence[Any]) -> None:
-    """ValueError where the indexes do not have the same items in the same order, or would number new ones apart."""
-    first, *others = (index._tuples for index in indexes)
-    ids = first.ids()
-    for index, tuples in zip(indexes[1:], others, strict=True):
-        if not np.array_equal(ids, tuples.ids()) or tuples.next_id != first.next_id:
-            counts = f"{len(first)} of {list(indexes[0].modalities)}, {len(tuples)} of {list(index.modalities)}"
-            raise ValueError(f"the indexes differ in their items ({counts}): one was changed without the others")
