@@ -326,6 +326,25 @@ def test_a_change_that_one_index_refuses_changes_none(at, how, build_all, items,
     indexes.verify()
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_removal_that_is_interrupted_removes_nothing(at, build_all, items, monkeypatch):
+    indexes = build_all(stored=TWO)
+    indexes.add(some(items, [60, 61]), ids=["a", "b"])
+    before = answer(indexes, items)
+
+    def fail(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(indexes.storing(TWO[at])._tuples, "remove", fail)
+        with pytest.raises(MemoryError):
+            indexes.remove(["item 3", "b"])
+    assert same(answer(indexes, items), before)
+    indexes.remove(["item 3", "b"])
+    assert [len(indexes.storing(stored)) for stored in TWO] == [60, 60]
+    indexes.verify()
+
+
 def test_the_index_that_refuses_is_any_of_them(score, items):
     """float16 codes hold the one item and not the product of two."""
     rows = {name: np.where(np.arange(20)[:, None] == 0, 1, 1) * items[name][:20] for name in NAMES}
