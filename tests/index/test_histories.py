@@ -18,6 +18,7 @@ FACTORIES = {
     "Exact": {},
     "IVF4,Flat": ALL_LISTS,
     "IVF4,PQ4x4,RFlat": {**ALL_LISTS, "k_factor": 1e6},
+    "RR20,IVF4,PQ20x4fs,RFlat": {**ALL_LISTS, "k_factor": 1e6},
     "MIPS,IVF4,Flat": ALL_LISTS,
     "HNSW8": ALL_NODES,
     "MIPS,HNSW8": ALL_NODES,
@@ -25,7 +26,15 @@ FACTORIES = {
 }
 """What makes each of them look at every item."""
 MILVUS = "Milvus Lite"
-FINDS_THE_BEST = {MILVUS, "Flat", "Exact", "IVF4,Flat", "IVF4,PQ4x4,RFlat", "MIPS,IVF4,Flat"}
+FINDS_THE_BEST = {
+    MILVUS,
+    "Flat",
+    "Exact",
+    "IVF4,Flat",
+    "IVF4,PQ4x4,RFlat",
+    "RR20,IVF4,PQ20x4fs,RFlat",
+    "MIPS,IVF4,Flat",
+}
 """Graphs may end in a local optimum at any effort."""
 ESTIMATES = {"SQ8"}
 STARTS_EMPTY = {MILVUS, "Flat", "Exact", "HNSW8", "MIPS,HNSW8"}
