@@ -32,7 +32,7 @@ def tune(
     told = ", ".join(f"{name}={value:g}" for name, value in chosen.parameters.items()) or "nothing to set"
     lines = [
         f"{told}: recall@{result.k} {chosen.recall:.4f}, {chosen.queries_per_second:,.0f} queries/s",
-        *([] if result.reached else [f"no setting surely reaches {target:g} (by its standard error); this one comes closest"]),
+        *([] if result.reached else [f"no setting surely reaches {target:g}; this one comes closest"]),
         f"curve: {files[0]} and {files[1]}; the setting is kept in {path}",
     ]
     about = {"parameters": chosen.parameters, "recall": chosen.recall, "reached": result.reached}
