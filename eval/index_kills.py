@@ -10,6 +10,8 @@ and saves. It tells each step as it begins. The first process kills it, and then
 - it is of the last round whose `save` had returned, or of the one that was being saved: every id, metadata and vector;
 - the next save works, and leaves one version's folder;
 - an index that was loaded with memory_map=True before still answers as it did.
+
+So for several types, and for two indexes side by side, which are then both of the same round.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,12 +33,14 @@ from typing import Any
 
 import numpy as np
 
-from mmcl.index import TupleIndex, local
+from mmcl.index import TupleIndex, TupleIndexes, local
 from mmcl.index.fusion import Fusion
 from mmcl.scores import Hadamard
 
 RESULTS = Path(__file__).parent / "results"
 FACTORIES = ("Flat", "IVF8,Flat", "HNSW16")
+TOGETHER = "side by side"
+"""Name of the folder of several indexes: "Flat" ones that store each modality."""
 ITEMS, CHANGED, DIM = 500, 40, 32
 FIRST_EXTRA, KEPT_EXTRA = 1000, 4
 IN_A_SAVE = 0.6
@@ -46,7 +51,8 @@ ELSEWHERE = ("load", "add", "compact", "save", MIDDLE_LAST, "saved")
 AIMED = 0.8
 """Share of those that are aimed there; some come too late."""
 SCORE = Hadamard(("text", "image"), DIM, temperature=1.0)
-QUERIES = {"text": np.random.default_rng(0).standard_normal((8, DIM))}
+QUERIES = {name: np.random.default_rng(0).standard_normal((8, DIM)) for name in SCORE.modalities}
+Index = TupleIndex | TupleIndexes
 
 
 def changed(number: int) -> list[int]:
@@ -65,18 +71,32 @@ def state(number: int) -> dict[int, int]:
     return rounds
 
 
-def embeddings(rounds: dict[int, int]) -> dict[str, np.ndarray]:
-    """Every id has another row in every round."""
-    rows = [np.random.default_rng(place).standard_normal(DIM) for place in rounds.items()]
-    return {"image": np.float32(rows)}
+def embeddings(rounds: dict[int, int], modalities: Iterable[str]) -> dict[str, np.ndarray]:
+    """Every id has another row in every round, and of every modality."""
+
+    def rows(name: str) -> np.ndarray:
+        number = SCORE.modalities.index(name)
+        return np.float32([np.random.default_rng((*place, number)).standard_normal(DIM) for place in rounds.items()])
+
+    return {name: rows(name) for name in modalities}
 
 
-def one_round(index: TupleIndex, number: int) -> None:
+def load(path: Path, memory_map: bool = False) -> Index:
+    """The index at `path`, or the indexes."""
+    return (TupleIndexes if path.name == TOGETHER else TupleIndex).load(path, memory_map=memory_map)
+
+
+def parts_of(index: Index) -> list[TupleIndex]:
+    """The indexes side by side, or the only one."""
+    return [index] if isinstance(index, TupleIndex) else [index.storing(names) for names in index.stored]
+
+
+def one_round(index: Index, number: int) -> None:
     """From the state of the round before to this one's; `compact` and `save` are others."""
     replaced = dict.fromkeys(changed(number), number)
-    index.upsert(embeddings(replaced), list(replaced), {"round": list(replaced.values())})
+    index.upsert(embeddings(replaced, index.modalities), list(replaced), {"round": list(replaced.values())})
     extra = FIRST_EXTRA + number
-    index.add(embeddings({extra: number}), [extra], {"round": [number]})
+    index.add(embeddings({extra: number}, index.modalities), [extra], {"round": [number]})
     if extra - KEPT_EXTRA in index:
         index.remove(extra - KEPT_EXTRA)
 
@@ -100,7 +120,7 @@ def write_on(path: str, log: Connection) -> None:
     Fusion.write, os.replace = first_write, rename  # type: ignore[method-assign]
     local.FOLD_ROWS = 2 * CHANGED
     tell("load")
-    index = TupleIndex.load(path)
+    index = load(Path(path))
     number = index.get(0)["round"]
     while True:
         number += 1
@@ -146,9 +166,9 @@ def kill_a_writer(path: Path, aimed: bool, span: float, chance: random.Random) -
     while True:
         step = ours.recv_bytes().decode()
         steps.append(step)
-        if step == MIDDLE_FIRST:
+        if step == MIDDLE_FIRST and steps[-2] != MIDDLE_FIRST:
             started = time.perf_counter()
-        if step == MIDDLE_LAST:
+        if step == MIDDLE_LAST and steps[-2] == MIDDLE_FIRST:
             spans.append(time.perf_counter() - started)
         if steps.count(at) == times:
             break
@@ -168,47 +188,59 @@ def check(condition: bool, told: str) -> None:
         raise RuntimeError(told)
 
 
-def check_index(index: TupleIndex, number: int) -> None:
-    """RuntimeError where the index is not what it was after this round."""
+def check_index(index: Index, number: int) -> None:
+    """RuntimeError where the index, or one side by side, is not what it was after this round."""
     rounds = state(number)
-    ids, keys = index.ids().tolist(), list(rounds)
-    check(len(index) == len(ids) == len(rounds) and set(ids) == set(keys), f"round {number}: the ids differ")
-    check([row["round"] for row in index.get(keys)] == list(rounds.values()), f"round {number}: metadata differs")
-    vectors = SCORE.item_vectors(embeddings(rounds)).detach().numpy()
-    check(np.array_equal(index.vectors(keys), vectors), f"round {number}: vectors differ")
-    hits = index.search(QUERIES, k=len(index))
-    scores = SCORE.query_vectors(QUERIES).detach().numpy() @ vectors.T
-    check(np.allclose(hits.scores, -np.sort(-scores, axis=1), atol=1e-3), f"round {number}: scores differ")
+    keys = list(rounds)
+    for part in parts_of(index):
+        ids = part.ids().tolist()
+        check(len(part) == len(ids) == len(rounds) and set(ids) == set(keys), f"round {number}: the ids differ")
+        check([row["round"] for row in part.get(keys)] == list(rounds.values()), f"round {number}: metadata differs")
+        vectors = SCORE.item_vectors(embeddings(rounds, part.modalities)).detach().numpy()
+        check(np.array_equal(part.vectors(keys), vectors), f"round {number}: vectors differ")
+        queries = {name: QUERIES[name] for name in part.query_modalities}
+        hits = part.search(queries, k=len(part))
+        scores = SCORE.query_vectors(queries).detach().numpy() @ vectors.T
+        check(np.allclose(hits.scores, -np.sort(-scores, axis=1), atol=1e-3), f"round {number}: scores differ")
+
+
+def check_folder(path: Path) -> None:
+    """RuntimeError where an index has more, or less, than one version's folder."""
+    for folder in [entry for entry in path.iterdir() if entry.is_dir()] if path.name == TOGETHER else [path]:
+        found = [entry.name for entry in folder.iterdir() if entry.is_dir()]
+        check(len(found) == 1, f"the next save left {found} in {folder}")
 
 
 def one_kill(path: Path, aimed: bool, span: float, chance: random.Random) -> dict[str, Any]:
-    """Kill a writer of the index at `path` and check what it left; where it was, and how the index opened."""
-    reader = TupleIndex.load(path, memory_map=True)
+    """Kill a writer of what is at `path` and check what it left; where it was, and how the index opened."""
+    reader = load(path, memory_map=True)
     before = reader.get(0)["round"]
     killed = kill_a_writer(path, aimed, span, chance)
-    index = TupleIndex.load(path)
+    index = load(path)
     index.verify()
     number = index.get(0)["round"]
     saved = before + killed.steps.count("saved")
     check(number in (saved, saved + 1), f"round {number} is there, {saved} had been saved")
     check_index(index, number)
     index.save(path)
-    folders = [entry.name for entry in path.iterdir() if entry.is_dir()]
-    check(len(folders) == 1, f"the next save left {folders}")
-    check_index(TupleIndex.load(path), number)
+    check_folder(path)
+    check_index(load(path), number)
     check_index(reader, before)
     in_save = killed.last == MIDDLE_FIRST and number == saved
-    return {"at": killed.last, "in_save": in_save, "opened": "old" if number == saved else "new", "spans": killed.spans}
+    opened = "old" if number == saved else "new"
+    return {"of": path.name, "at": killed.last, "in_save": in_save, "opened": opened, "spans": killed.spans}
 
 
 def run(kills: int, seed: int, folder: Path) -> list[dict[str, Any]]:
     """What `one_kill` says of at least `kills` kills, enough of them in the middle of a save."""
     chance, done, spans = random.Random(seed), [], [0.05]
-    paths = [folder / f"index {number}" for number in range(len(FACTORIES))]
-    for factory, path in zip(FACTORIES, paths, strict=True):
-        rounds = state(0)
-        columns = {"round": list(rounds.values())}
-        TupleIndex.build(SCORE, embeddings(rounds), list(rounds), columns, factory=factory).save(path)
+    paths = [*(folder / f"index {number}" for number in range(len(FACTORIES))), folder / TOGETHER]
+    rounds = state(0)
+    columns = {"round": list(rounds.values())}
+    for factory, path in zip(FACTORIES, paths, strict=False):
+        TupleIndex.build(SCORE, embeddings(rounds, ["image"]), list(rounds), columns, factory=factory).save(path)
+    together = embeddings(rounds, SCORE.modalities)
+    TupleIndexes.build(SCORE, together, list(rounds), columns, factory="Flat").save(paths[-1])
     while len(done) < kills or sum(kill["in_save"] for kill in done) < IN_A_SAVE * kills:
         check(len(done) < 4 * kills, "too few of the kills fell into a save")
         kill = one_kill(paths[len(done) % len(paths)], chance.random() < AIMED, statistics.median(spans), chance)
@@ -233,6 +265,7 @@ def main() -> None:
         "seconds": round(time.perf_counter() - started, 1),
         "kills": len(done),
         "between the first write and the switch": sum(kill["in_save"] for kill in done),
+        "of indexes side by side": sum(kill["of"] == TOGETHER for kill in done),
         "at": dict(Counter(kill["at"] for kill in done)),
         "opened": dict(Counter(kill["opened"] for kill in done)),
     }

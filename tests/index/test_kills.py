@@ -42,6 +42,7 @@ def test_a_killed_writer_leaves_what_was_saved(tmp_path):
     figures = kill(5, tmp_path, seed=1)
     assert figures["kills"] >= 5
     assert figures["between the first write and the switch"] >= 3
+    assert figures["of indexes side by side"] >= 1
 
 
 @pytest.mark.nightly
@@ -51,6 +52,7 @@ def test_fifty_kills_lose_nothing(tmp_path, capsys):
         print(json.dumps(figures))
     assert figures["kills"] >= 50
     assert figures["between the first write and the switch"] >= 30
+    assert figures["of indexes side by side"] >= 10
 
 
 @pytest.fixture
