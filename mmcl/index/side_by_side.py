@@ -129,7 +129,7 @@ class TupleIndexes(SavedIndexes):
                 index.search_parameters, index.reason = dict(plan.kind.parameters), plan.kind.reason
             indexes = cls({index.modalities: index for index in found})
         for plan in plans:
-            indexes.storing(plan.modalities).tuned(plan.queries, recall_target)
+            indexes.storing(plan.modalities).tuned(plan.queries, recall_target, encoded=True)
         if on_disk and any(indexes.storing(p.modalities).search_parameters != p.kind.parameters for p in plans):
             indexes.save(path)
         return indexes

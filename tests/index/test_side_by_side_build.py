@@ -259,3 +259,17 @@ def test_queries_set_the_effort_of_each_index(score, items, tmp_path):
     loaded = TupleIndexes.load(tmp_path / "all")
     assert loaded.storing(TWO[0]).search_parameters == indexes.storing(TWO[0]).search_parameters
     assert loaded.storing("text").search_parameters == {}
+
+
+def test_queries_are_encoded_once_or_taken_as_they_are(score, items):
+    rows, text = {name: [str(row) for row in range(600)] for name in NAMES}, [str(row) for row in range(600, 680)]
+    options = {"factory": "IVF16,Flat", "stored": [("image", "audio"), ("image",)]}
+    model = Counting(score, items)
+    raw = TupleIndexes.build(model, rows, queries={"text": text}, **options)
+    assert model.encoded == 2 * 600 + 80
+    given = {name: items[name][:600] for name in NAMES}
+    asked = {"text": 3 * items["text"][600:680]}  # no unit rows: only the caller says what they are
+    embedded = TupleIndexes.build(model, given, queries=asked, encoded=True, **options)
+    assert model.encoded == 2 * 600 + 80
+    for names in options["stored"]:
+        assert raw.storing(names).search_parameters == embedded.storing(names).search_parameters != {}
