@@ -164,7 +164,7 @@ class SharedShards:
 
     shards: Any
     modalities: tuple[str, ...]
-    run: Callable[[int, int, int], dict[str, np.ndarray]]
+    run: Callable[[int, int, int], dict[str, Any]]
 
     def select(self, modalities: Sequence[str]) -> "SharedShards":
         """The same rows, and what is held of them, with fewer modalities."""
@@ -185,14 +185,14 @@ def share(shards: EmbeddingShards | ArrayShards, modalities: Sequence[str]) -> S
     """Shards as one index reads them, or several that `select` some of these modalities."""
 
     @functools.lru_cache(maxsize=1)
-    def run(number: int, begin: int, stop: int) -> dict[str, np.ndarray]:
+    def run(number: int, begin: int, stop: int) -> dict[str, Any]:
         return shards.read_rows(number, slice(begin, stop), modalities)
 
     return SharedShards(shards, tuple(modalities), run)
 
 
 def shard_blocks(
-    shards: EmbeddingShards | SharedShards, fuse: Callable[[dict[str, np.ndarray], int], Rows]
+    shards: EmbeddingShards | SharedShards, fuse: Callable[[dict[str, Any], int], Rows]
 ) -> list[ShardBlocks]:
     """Shards of embeddings as vectors.
 

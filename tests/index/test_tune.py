@@ -83,7 +83,7 @@ def test_a_recall_above_the_target_by_luck_is_not_enough():
     assert surely_reaches(shares, 0.82)
     assert surely_reaches(np.repeat(shares, 100), 0.89)
     assert surely_reaches(np.ones(20), 1.0)
-    assert surely_reaches(np.ones(1), 1.0)
+    assert not surely_reaches(np.ones(19), 0.1), "too few to tell"
 
 
 def test_held_out_queries_reach_the_target_too(build, unit_rows):
