@@ -88,13 +88,14 @@ def test_predicted_sizes_are_those_of_faiss(factory):
 
 
 TAKEN = """
-import sys
+import os, sys
 def resident():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
 {prepare}
 before = resident()
 index = load(sys.argv[1])
-print(resident() - before)
+print(resident() - before, flush=True)
+os._exit(0)  # only memory is asked for, not how threads of others end with the process
 """
 FAISS = "from mmcl.index.faiss_setup import load_faiss; load = load_faiss().read_index"
 TUPLES = "from mmcl.index import TupleIndex; load = TupleIndex.load; small = load(sys.argv[2])"
