@@ -16,6 +16,8 @@ SCHEMES = ("http://", "https://", "tcp://", "unix:")
 CONNECT_S = 10.0
 RETRIES = 3
 """pymilvus would try 75 times, for minutes, to reach a server that has gone."""
+NO_PINGS = {"grpc.keepalive_permit_without_calls": False, "grpc.keepalive_time_ms": 2**31 - 1}
+"""pymilvus pings every 10 s; Milvus Lite takes that for abuse ("too_many_pings") and hangs up on all connections."""
 EXTRA = "pip install 'mmcl[milvus]'"
 PASSWORD = re.compile(r"(?<=//)[^/]*@")
 
@@ -55,7 +57,8 @@ class Connection:
         client_type = load_client()
         address = uri if self._folder is None else open_lite(self._folder, must_exist)
         try:
-            self._client = client_type(uri=address, token=token or "", dedicated=True, timeout=CONNECT_S)
+            options = {"timeout": CONNECT_S, "grpc_options": NO_PINGS}
+            self._client = client_type(uri=address, token=token or "", dedicated=True, **options)
             self.version = str(self._client.get_server_version(timeout=CONNECT_S))
         except Exception as error:  # pymilvus lets grpc's and its own through, of no common type
             if self._folder is not None:

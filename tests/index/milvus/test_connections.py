@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mmcl.index.milvus import MilvusTuples
+from mmcl.index.milvus_client import Connection
 
 OTHER_PROCESS = """
 import sys
@@ -204,3 +205,19 @@ def test_a_server_that_is_gone_is_an_error_soon(tmp_path, start_server, fill):
     with pytest.raises(ConnectionError, match=f"lost the connection to Milvus at {address}"):
         tuples.get([0])
     assert time.monotonic() - start < 15
+
+
+def test_milvus_lite_is_not_pinged(tmp_path, monkeypatch):
+    """It hangs up on all connections of a process that pings it as pymilvus does, now and then."""
+    import grpc
+
+    given, channel = [], grpc.insecure_channel
+
+    def watched(address, options=None, **more):
+        given.append(dict(options or []))
+        return channel(address, options=options, **more)
+
+    monkeypatch.setattr(grpc, "insecure_channel", watched)
+    Connection(str(tmp_path / "tuples.db")).close()
+    (options,) = [each for each in given if "grpc.keepalive_time_ms" in each]
+    assert options["grpc.keepalive_time_ms"] > 1e9 and not options["grpc.keepalive_permit_without_calls"]
