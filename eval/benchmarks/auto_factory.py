@@ -203,7 +203,8 @@ def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=list(KINDS), action="append", help="default: all")
-    parser.add_argument("--kinds", nargs="*", help="of vectors; default: those of each part")
+    kinds = sorted({kind for some in KINDS.values() for kind in some})
+    parser.add_argument("--kinds", nargs="*", choices=kinds, help="of vectors; default: those of each part")
     parser.add_argument("--count", type=int, default=20_000, help="vectors of `types`")
     parser.add_argument("--large-count", type=int, default=500_000, help="vectors of `auto` and `large`")
     parser.add_argument("--rounds", type=int, default=7)
