@@ -150,7 +150,7 @@ def tuple_target_kl(joint: Joint, scores: Tensor) -> float:
     """KL to the model that tilts p(x_1) p(x_2, ..., x_m): retrieval in the batch learns log p / (p_Q p_T)."""
     first, *rest = joint.modalities
     together = joint.marginal(first).reshape(-1, *[1] * len(rest)) * joint.marginal(rest)
-    logits = torch.where(together > 0, together.log(), -math.inf) + scores
+    logits = together.log() + scores
     return float(divergence(joint.table, logits - logits.flatten().logsumexp(0)))
 
 

@@ -1,7 +1,7 @@
 """An index whose writer is killed (SIGKILL) at random points, most of them in the middle of a save: what is left?
 
 python eval/index_kills.py              # 50 kills, half a minute; writes eval/results/index_kills.json
-python eval/index_kills.py --kills 5 --out /tmp/figures
+python eval/index_kills.py --kills 5 --out figures
 
 A second process loads the index, and in round after round replaces, adds and removes items, compacts every third time
 and saves. It tells each step as it begins. The first process kills it, and then checks that

@@ -2,7 +2,7 @@
 raw size.
 
     python eval/benchmarks/auto_factory.py                # eval/results/auto_factory.json and .png, about an hour
-    python eval/benchmarks/auto_factory.py --quick --out /tmp/quick
+    python eval/benchmarks/auto_factory.py --quick --out figures
     python eval/benchmarks/auto_factory.py --part auto --kinds tight      # one piece of it, put among those there are
 
 Three parts: "auto", its choice for 500,000 vectors, without queries and tuned with 512 true ones, asked with 512

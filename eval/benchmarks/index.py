@@ -1,7 +1,7 @@
 """Types of index and peers side by side, and the two limits of the machine: matrix product and memory bandwidth.
 
     python eval/benchmarks/index.py                    # 200,000 x 256: eval/results/index.json and index.png
-    python eval/benchmarks/index.py --quick --out /tmp/quick
+    python eval/benchmarks/index.py --quick --out figures
 
 Every engine lives in a process of its own, as users run it (memory is what building it added), and asks wait for their
 turn: one search at a time, all engines in turn, again and again. Times are minima over the rounds; recall is against

@@ -3,7 +3,7 @@
     python eval/benchmarks/sizing.py --count 3e8 --width 512 --memory 64GB       # a plan, from what was measured
     python eval/benchmarks/sizing.py --count 3e8 --width 512 --memory 64GB --recall 0.9 --threads 16
     python eval/benchmarks/sizing.py                 # measures anew: eval/results/sizing.json, .png and sizing.md
-    python eval/benchmarks/sizing.py --quick --out /tmp/quick
+    python eval/benchmarks/sizing.py --quick --out figures
 
 Every cost is a sum of terms that are counted (rows scanned, lists compared, ...) times coefficients that were measured
 (see `sizing_runs.py`). Sizes that had no part in fitting them are predicted and measured beside. The formulas for a

@@ -62,7 +62,7 @@ def bank_vectors(score: Score, bank: Any, absent: Iterable[str] = (), seed: int 
     return refuse_not_finite(vectors, "bank").cpu().numpy()
 
 
-def with_bank(vectors: Any, bank: Any) -> Float32[np.ndarray, "n wider"]:
+def with_bank(vectors: Any, bank: Any, scale: float = 1.0) -> Float32[np.ndarray, "n wider"]:
     """(n, width + 1): item vectors, and the coordinate -log mean_b exp <bank_b, vector> behind them.
 
     Blockwise: O(2048 * 4096) numbers beside input and output, however large n and b are.
@@ -70,6 +70,7 @@ def with_bank(vectors: Any, bank: Any) -> Float32[np.ndarray, "n wider"]:
     Args:
         vectors: (n, width) item vectors.
         bank: (b, width) from `bank_vectors`.
+        scale: of that coordinate; queries divide by it.
     Raises: ValueError for an empty bank, widths that differ, and a row that is not finite.
     """
     items, queries = float_rows(vectors, "item vectors"), float_rows(bank, "bank")
@@ -81,14 +82,14 @@ def with_bank(vectors: Any, bank: Any) -> Float32[np.ndarray, "n wider"]:
     wider[:, :-1] = items
     for start in range(0, len(items), ITEM_BLOCK):
         block = items[start : start + ITEM_BLOCK]
-        wider[start : start + ITEM_BLOCK, -1] = -log_mean_exp(block, queries)
+        wider[start : start + ITEM_BLOCK, -1] = -scale * log_mean_exp(block, queries)
     return refuse_not_finite(wider, "item vectors with their bank coordinate").numpy()
 
 
-def query_with_bank(vectors: Any) -> Float32[np.ndarray, "nq wider"]:
-    """(nq, width + 1): query vectors with the 1 that meets the item's coordinate."""
+def query_with_bank(vectors: Any, scale: float = 1.0) -> Float32[np.ndarray, "nq wider"]:
+    """(nq, width + 1): query vectors with the 1 / scale that meets the item's coordinate."""
     queries = float_rows(vectors, "query vectors")
-    return torch.cat([queries, torch.ones(len(queries), 1)], dim=1).numpy()
+    return torch.cat([queries, torch.full((len(queries), 1), 1 / scale)], dim=1).numpy()
 
 
 def balance(score: Score, stored: Iterable[str], bank: Float32[np.ndarray, "b width"]) -> float:

@@ -94,36 +94,41 @@ def built_base(factory: Any, width: int, blocks: Iterable[np.ndarray], device: s
 
 
 def milvus_tuples(
-    fusion: Fusion,
+    collections: Iterable[tuple[Any, Fusion, Any]],
     source: Source,
     ids: np.ndarray,
     metadata: pa.Table | None,
-    factory: Any,
     uri: Any,
-    collection: str,
     token: str | None,
     replace: bool,
-) -> Any:
-    """Tuples in a new Milvus collection, stored block by block; see `MilvusTuples.create`."""
+) -> list[Any]:
+    """Tuples in new Milvus collections, (name, fusion, factory) each, stored block by block in one pass over all items.
+
+    Raises: as `MilvusTuples.create`, before anything is encoded. No collection is left where the build fails.
+    """
     from mmcl.index.milvus import MilvusTuples
 
     if uri is None:
         raise ValueError("backend='milvus' needs uri=: a path that ends in .db (Milvus Lite), or http://host:port")
-    tuples = MilvusTuples.create(uri, collection, fusion.width, ids.dtype == object, factory, token, replace)
-    done = 0
+    made: list[tuple[Fusion, Any]] = []
     try:
-        for vectors, brought in blocks_with_metadata(fusion, source):
-            part = slice(done, done + len(vectors))
-            done += len(vectors)
-            table = brought if metadata is None else metadata.slice(part.start, len(vectors))
-            tuples.upsert(ids[part], vectors, table)
-        if not done and metadata is not None:  # the columns are there, though no item is
-            tuples.upsert(ids, np.empty((0, fusion.width), np.float32), metadata)
-        tuples.compact()
+        for name, fusion, factory in collections:
+            named = ids.dtype == object
+            made.append((fusion, MilvusTuples.create(uri, name, fusion.width, named, factory, token, replace)))
+        for start, embeddings, table in blocks_of(source, metadata):
+            for fusion, tuples in made:
+                block = {name: embeddings[name] for name in fusion.modalities}
+                (vectors,) = fusion.fused([(block, None)], [], start)
+                tuples.upsert(ids[start : start + len(vectors)], vectors, table)
+        for fusion, tuples in made:
+            if not len(ids) and metadata is not None:  # the columns are there, though no item is
+                tuples.upsert(ids, np.empty((0, fusion.width), np.float32), metadata)
+            tuples.compact()
     except BaseException:
-        tuples.drop()
+        for _, tuples in made:
+            tuples.drop()
         raise
-    return tuples
+    return [tuples for _, tuples in made]
 
 
 def opened_milvus(manifest: Mapping[str, Any], width: int, token: str | None) -> Any:
@@ -148,13 +153,7 @@ def built_on_disk(
     """Build in a folder, from what can be read again and in pieces; ValueError for other sources."""
     from mmcl.index.disk_index import build_folder
 
-    if where != LOCAL:
-        raise ValueError("out= is for indexes of this process; Milvus keeps its tuples itself")
-    if source.shards is None:
-        raise ValueError(
-            "an index on disk (out=, or a type that fits memory_budget only so) takes embeddings, as shards or arrays; "
-            "`mmcl.embed` makes them of raw values"
-        )
+    check_on_disk(source, where)
     metadata = source.metadata if metadata is None else metadata
     build_folder(out, fusion, source.shards, ids, metadata, factory, device, about, progress)
 
@@ -164,23 +163,24 @@ def check_on_disk(source: Source, where: str) -> None:
     if where != LOCAL:
         raise ValueError("out= is for indexes of this process; Milvus keeps its tuples itself")
     if source.shards is None:
-        raise ValueError("an index on disk takes embeddings (shards or arrays); `mmcl.embed` makes them of raw values")
+        raise ValueError(
+            "an index on disk (out=, or a type that fits memory_budget only so) takes embeddings, as shards or arrays; "
+            "`mmcl.embed` makes them of raw values"
+        )
 
 
-def blocks_with_metadata(fusion: Fusion, source: Source) -> Iterator[tuple[np.ndarray, pa.Table]]:
-    """Vectors block by block, each with its metadata."""
-    collected: list[pa.Table] = []
+def blocks_of(source: Source, metadata: pa.Table | None) -> Iterator[tuple[int, Any, pa.Table]]:
+    """(number of its first row, {modality: (rows, d)}, metadata) of each block."""
     start = 0
-    for vectors in fusion.items(source, collected):
-        yield vectors, metadata_of(source, collected.pop() if collected else None, start, len(vectors))
-        start += len(vectors)
-
-
-def metadata_of(source: Source, brought: pa.Table | None, start: int, count: int) -> pa.Table:
-    """That of a block which begins with row `start`: what it brought along, or the source's."""
-    if brought is None:
-        brought = pa.table({}) if source.metadata is None else source.metadata.slice(start, count)
-    return check_metadata(brought, count)
+    for embeddings, brought in source.blocks:
+        count = len(next(iter(embeddings.values())))
+        if metadata is not None:
+            table = metadata.slice(start, count)
+        else:
+            whole = pa.table({}) if source.metadata is None else source.metadata.slice(start, count)
+            table = check_metadata(whole if brought is None else brought, count)
+        yield start, embeddings, table
+        start += count
 
 
 def brought_metadata(source: Source, collected: list[pa.Table]) -> pa.Table:

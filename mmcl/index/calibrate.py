@@ -23,7 +23,6 @@ from mmcl.index.tune import (
     most_lists,
     surely_reaches,
     true_best,
-    tune,
     tune_vectors,
 )
 from mmcl.index.tuple_index import TupleIndex
@@ -41,17 +40,18 @@ def fit_effort(index: TupleIndex, queries: Any, recall_target: float, encoded: A
             queries, and another type stays as it is.
     """
     if queries is not None:
-        result, told = tune(index, queries, K, recall_target, encoded=encoded), "queries set the effort"
-        reached, recall = result.reached, result.chosen.recall
+        vectors, told = index._fusion.queries(queries, index.model, encoded), "queries set the effort"
     elif index.reason is None or not index.search_parameters:
         return
     elif index._fusion.bank is not None:
-        vectors = bank_rows(index._fusion)
-        result, told = tune_vectors(index, vectors, K, recall_target), "rows of the bank set the effort"
-        reached, recall = result.reached, result.chosen.recall
+        vectors, told = bank_rows(index._fusion), "rows of the bank set the effort"
     else:
+        vectors, told = None, f"random queries set the effort, {ADVICE}"
+    if vectors is None:
         reached, recall = calibrate(index, random_queries(index._fusion), recall_target)
-        told = f"random queries set the effort, {ADVICE}"
+    else:
+        result = tune_vectors(index, vectors, K, recall_target)
+        reached, recall = result.reached, result.chosen.recall
     if index.reason is not None and index.search_parameters:
         index.reason += f"; at build {told}: recall {recall:.3f} of {recall_target:g}"
     if not reached:

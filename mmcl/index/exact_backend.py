@@ -22,7 +22,7 @@ from torch import Tensor
 from mmcl.index.devices import CPU, device_name
 from mmcl.index.exact_rounding import CoarseRows, round_rows
 from mmcl.index.exact_search import Stored, exact_search
-from mmcl.index.mapped_file import MappedFile
+from mmcl.index.mapped_file import MappedFile, MayBeMapped
 from mmcl.index.workers import alone, thread_count
 
 Rows = Float32[np.ndarray, "rows width"]
@@ -47,7 +47,7 @@ def exact_pays(device: str) -> bool:
     return torch.cuda.get_device_capability(name) >= MATRIX_UNITS
 
 
-class ExactBackend:
+class ExactBackend(MayBeMapped):
     """Rows 0..n-1 of fused vectors, ranked by raw inner product. Nothing changes it: `rebuilt` makes another.
 
     It holds 6 bytes a coordinate, float32 and bfloat16, and 4 bytes a row; 2 bytes where float32 stays on the disk.
@@ -85,10 +85,6 @@ class ExactBackend:
         return len(self.rows)
 
     @property
-    def memory_mapped(self) -> bool:
-        return self.mapped is not None
-
-    @property
     def held(self) -> Tensor:
         """What a file of it holds."""
         return self.rows
@@ -110,7 +106,7 @@ class ExactBackend:
         target = one_device(device)
         if target == self.rows.device:
             return self
-        self._refuse_changed()
+        self.refuse_changed()
         return ExactBackend(self.rows.to(target))
 
     def search(self, queries: Rows, k: int, parameters: Mapping[str, Any], keep: np.ndarray | None = None) -> Found:
@@ -151,7 +147,7 @@ class ExactBackend:
 
     def rebuilt(self, keep: np.ndarray | None, added: Rows) -> "ExactBackend":
         """Another backend: the rows that are kept, renumbered in order, and `added` behind them."""
-        self._refuse_changed()
+        self.refuse_changed()
 
         def blocks() -> Iterator[Rows]:
             for start in range(0, len(self), BLOCK):
@@ -167,7 +163,7 @@ class ExactBackend:
 
     def write(self, folder: Path) -> list[str]:
         """Write the float32 rows into a folder; returns the file's name. OSError where the disk is full."""
-        self._refuse_changed()
+        self.refuse_changed()
         with open(folder / FILE, "wb") as file:
             np.save(file, self.rows.cpu().numpy(), allow_pickle=False)
         return [FILE]
@@ -195,10 +191,6 @@ class ExactBackend:
         backend = cls(rows)
         backend.coarse_rows()
         return backend
-
-    def _refuse_changed(self) -> None:
-        if self.mapped is not None:
-            self.mapped.refuse_changed()
 
 
 def one_device(device: str) -> torch.device:

@@ -40,7 +40,7 @@ from mmcl.index.faiss_rows import (
     takes_selector,
 )
 from mmcl.index.faiss_setup import prefer_faster_path
-from mmcl.index.mapped_file import MappedFile
+from mmcl.index.mapped_file import MappedFile, MayBeMapped
 
 Rows = Float32[np.ndarray, "rows width"]
 Found = tuple[Float32[np.ndarray, "nq k"], Int64[np.ndarray, "nq k"]]
@@ -54,7 +54,7 @@ SPARE = 0.25
 """Of a quantiser's range, beyond what outgrew it."""
 
 
-class FaissBackend:
+class FaissBackend(MayBeMapped):
     """Rows 0..n-1 of fused vectors, ranked by raw inner product. Nothing changes it: `rebuilt` makes another.
 
     Args:
@@ -65,8 +65,6 @@ class FaissBackend:
     """
 
     engine = "faiss"
-    mapped: MappedFile | None = None
-    """The file, where it is read as searches need it."""
 
     def __init__(self, index: Any, factory: str, width: int, norm: float | None = None):
         refuse_other_metrics(index, factory)
@@ -108,10 +106,6 @@ class FaissBackend:
     @property
     def padded_width(self) -> int:
         return self.index.d
-
-    @property
-    def memory_mapped(self) -> bool:
-        return self.mapped is not None
 
     @property
     def held(self) -> Any:
@@ -189,7 +183,7 @@ class FaissBackend:
 
     def rebuilt(self, keep: np.ndarray | None, added: Rows) -> "FaissBackend":
         """Another backend: the rows that are kept, renumbered in order, and `added` behind them."""
-        self._refuse_changed()
+        self.refuse_changed()
         with self._mapping:
             index = copy_of(self.index, self.memory_mapped)
         if keep is not None and not keep.all():
@@ -210,7 +204,7 @@ class FaissBackend:
 
     def write(self, folder: Path) -> list[str]:
         """Write into a folder; returns the files' names. OSError where the disk is full."""
-        self._refuse_changed()
+        self.refuse_changed()
         with self._mapping:  # a map that is half made would be written, too
             return write_faiss(self.index, folder)
 
@@ -227,10 +221,6 @@ class FaissBackend:
         backend = cls(read_faiss(folder, memory_map), factory, width, about["norm"])
         backend.mapped = MappedFile(folder / FILE) if memory_map else None
         return backend
-
-    def _refuse_changed(self) -> None:
-        if self.mapped is not None:
-            self.mapped.refuse_changed()
 
     def _search(
         self, queries: Rows, k: int, parameters: Mapping[str, Any], chosen: Any, keep: np.ndarray | None

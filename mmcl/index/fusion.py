@@ -58,7 +58,7 @@ class Fusion:
             start += len(fused)
             if table is not None:
                 metadata.append(table)
-            yield fused if self.bank is None else with_bank(fused, self.bank) * self._last(self.bank_scale)
+            yield fused if self.bank is None else with_bank(fused, self.bank, self.bank_scale)
 
     def queries(self, queries: Any, model: Any, encoded: Any) -> np.ndarray:
         """(nq, width) float32 query vectors of {modality: embeddings or raw values}; see `TupleIndex.search`."""
@@ -74,7 +74,7 @@ class Fusion:
 
     def bank_queries(self, vectors: np.ndarray) -> np.ndarray:
         """(nq, width): (nq, score.width) query vectors, or the bank's own, with what meets the bank's coordinate."""
-        return query_with_bank(vectors) * self._last(1 / self.bank_scale)
+        return query_with_bank(vectors, self.bank_scale)
 
     def with_bank(self, bank: Any, model: Any, encoded: Any) -> "Fusion":
         """The same with a bank {query modality: rows}."""
@@ -109,10 +109,6 @@ class Fusion:
         bank = np.load(folder / BANK, allow_pickle=False)
         names = tuple(manifest["bank"]["modalities"])
         return cls(fusion.score, fusion.modalities, bank, names, manifest.get("bank_scale", 1.0))
-
-    def _last(self, factor: float) -> np.ndarray:
-        """(width,) ones, and this factor for the bank's coordinate."""
-        return np.array([1.0] * (self.width - 1) + [factor], np.float32)
 
     def _check_names(self, queries: Any, what: str = "the query") -> None:
         """Modalities of a query: at least one, known, not stored; those of the bank where there is one."""

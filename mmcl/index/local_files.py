@@ -95,8 +95,7 @@ class Saving:
         leaves alone.
         """
         now, base = self.now, len(self.now.base)
-        if now.base.mapped is not None:
-            now.base.mapped.refuse_changed()
+        now.base.refuse_changed()
         known = self._taken_over(folder)
         if not known:
             write_table(folder / ITEMS, now.items.to_table(0, base))

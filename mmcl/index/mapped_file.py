@@ -24,3 +24,19 @@ class MappedFile:
     def _present_state(self) -> tuple[int, int]:
         found = os.fstat(self._opened.fileno())
         return found.st_size, found.st_mtime_ns
+
+
+class MayBeMapped:
+    """What a backend is that reads its vectors from a file as searches need them, or holds them in memory."""
+
+    mapped: MappedFile | None = None
+    """The file; None: in memory."""
+
+    @property
+    def memory_mapped(self) -> bool:
+        return self.mapped is not None
+
+    def refuse_changed(self) -> None:
+        """ValueError where someone wrote into the file."""
+        if self.mapped is not None:
+            self.mapped.refuse_changed()

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mmcl.arrays import refuse_unknown
-from mmcl.index.building import MILVUS
+from mmcl.index.building import MILVUS, milvus_tuples
 from mmcl.index.devices import check_device
 from mmcl.index.hits import Hits
 from mmcl.index.item_checks import check_ids, check_metadata, check_model, listed, refuse_fingerprint
@@ -15,7 +15,7 @@ from mmcl.index.side_by_side_build import (
     build_folders,
     builds_on_disk,
     built_in_memory,
-    built_in_milvus,
+    collection_names,
     planned,
 )
 from mmcl.index.side_by_side_changes import all_or_nothing, held, next_ids
@@ -120,7 +120,9 @@ class TupleIndexes(SavedIndexes):
                 index._folder = folder
         else:
             if where == MILVUS:
-                tuples = built_in_milvus(plans, source, numbers, table, uri, collection, token, replace)
+                names = collection_names(collection, plans)
+                made = [(name, plan.fusion, plan.kind.factory) for name, plan in zip(names, plans, strict=True)]
+                tuples = milvus_tuples(made, source, numbers, table, uri, token, replace)
             else:
                 tuples = built_in_memory(plans, source, numbers, table, device)
             found = [TupleIndex(plan.fusion, each) for plan, each in zip(plans, tuples, strict=True)]

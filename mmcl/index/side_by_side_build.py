@@ -1,8 +1,8 @@
-"""Several indexes built from one pass over the items: in this process, on the disk, or as collections in Milvus."""
+"""Several indexes built from one pass over the items: in this process or on the disk; their collections' names."""
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mmcl.index.building import Type, check_on_disk, local_tuples, metadata_of
+from mmcl.index.building import Type, check_on_disk, local_tuples
 from mmcl.index.disk_index import (
     draft_of,
     fused_vectors,
@@ -130,55 +130,6 @@ def build_folders(
             drafts[folder] = write, about, lambda *_: None
         write_together(out, drafts, None, lambda _: None)
         shutil.rmtree(work)
-
-
-def built_in_milvus(
-    plans: Sequence[Plan],
-    source: Source,
-    ids: np.ndarray,
-    metadata: pa.Table | None,
-    uri: Any,
-    collection: str,
-    token: str | None,
-    replace: bool,
-) -> list[Any]:
-    """The tuples of each index in a collection of its own, see `collection_names`, stored block by block.
-
-    Raises: as `MilvusTuples.create`, before anything is encoded. No collection is left where the build fails.
-    """
-    from mmcl.index.milvus import MilvusTuples
-
-    if uri is None:
-        raise ValueError("backend='milvus' needs uri=: a path that ends in .db (Milvus Lite), or http://host:port")
-    made: list[Any] = []
-    try:
-        for name, plan in zip(collection_names(collection, plans), plans, strict=True):
-            width, named = plan.fusion.width, ids.dtype == object
-            made.append(MilvusTuples.create(uri, name, width, named, plan.kind.factory, token, replace))
-        for start, embeddings, table in blocks_of(source, metadata):
-            for plan, tuples in zip(plans, made, strict=True):
-                block = {name: embeddings[name] for name in plan.modalities}
-                (vectors,) = plan.fusion.fused([(block, None)], [], start)
-                tuples.upsert(ids[start : start + len(vectors)], vectors, table)
-        for plan, tuples in zip(plans, made, strict=True):
-            if not len(ids) and metadata is not None:  # the columns are there, though no item is
-                tuples.upsert(ids, np.empty((0, plan.fusion.width), np.float32), metadata)
-            tuples.compact()
-    except BaseException:
-        for tuples in made:
-            tuples.drop()
-        raise
-    return made
-
-
-def blocks_of(source: Source, metadata: pa.Table | None) -> Iterator[tuple[int, Any, pa.Table]]:
-    """(number of its first row, {modality: (rows, d)}, metadata) of each block."""
-    start = 0
-    for embeddings, brought in source.blocks:
-        count = len(next(iter(embeddings.values())))
-        table = metadata_of(source, brought, start, count) if metadata is None else metadata.slice(start, count)
-        yield start, embeddings, table
-        start += count
 
 
 def collection_names(collection: Any, plans: Sequence[Plan]) -> list[str]:

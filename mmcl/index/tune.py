@@ -16,7 +16,7 @@ from jaxtyping import Float
 from mmcl.index.choose import check_recall
 from mmcl.index.devices import CPU, GPU_K
 from mmcl.index.faiss_params import QUANTIZER, known_parameters
-from mmcl.index.faiss_rows import nearest
+from mmcl.index.faiss_rows import best_of, nearest, nothing_found
 from mmcl.index.sources import open_source
 from mmcl.index.tuple_index import TupleIndex
 
@@ -217,19 +217,16 @@ def inner_lists(index: Any) -> Any:
 
 def true_best(index: TupleIndex, vectors: np.ndarray, k: int, items: Any, encoded: Any) -> Truth:
     """The highest scores, from full vectors, block by block."""
-    best = np.full((len(vectors), k), -np.inf, np.float32)
-    ids = np.full((len(vectors), k), "" if index.ids().dtype == object else -1, index.ids().dtype)
-    for names, block in full_vectors(index, items, encoded):
+    best, start = nothing_found(len(vectors), k), 0
+    for block in full_vectors(index, items, encoded):
         scores, rows = nearest(vectors, block, min(k, len(block)))
-        best, ids = np.concatenate([best, scores], axis=1), np.concatenate([ids, names[rows]], axis=1)
-        order = np.argsort(-best, axis=1, kind="stable")[:, :k]
-        best, ids = np.take_along_axis(best, order, axis=1), np.take_along_axis(ids, order, axis=1)
-    last = best[:, -1]
-    return Truth(ids, last - TIE * np.abs(last))
+        best, start = best_of([best, (scores, start + rows)], k), start + len(block)
+    last = best[0][:, -1]
+    return Truth(index.ids()[best[1]], last - TIE * np.abs(last))
 
 
-def full_vectors(index: TupleIndex, items: Any, encoded: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ids and float32 vectors of all items: the index's own where it holds them, else those of `items`."""
+def full_vectors(index: TupleIndex, items: Any, encoded: Any) -> Iterator[np.ndarray]:
+    """Float32 vectors of all items in the order of `index.ids()`: its own where it has them, else those of `items`."""
     names = index.ids()
     if items is None:
         if not index.info()["exact"]:
@@ -238,16 +235,12 @@ def full_vectors(index: TupleIndex, items: Any, encoded: Any) -> Iterator[tuple[
                 "items that it was built from as items="
             )
         for start in range(0, len(names), BLOCK):
-            part = names[start : start + BLOCK]
-            yield part, index.vectors(part)
+            yield index.vectors(names[start : start + BLOCK])
         return
     source = open_source(items, index.score, index.model, index.modalities, encoded)
     if source.count != len(names):
         raise ValueError(f"the index has {len(names)} items, items= has {source.count}")
-    start = 0
-    for block in index._fusion.items(source, []):
-        yield names[start : start + len(block)], block
-        start += len(block)
+    yield from index._fusion.items(source, [])
 
 
 def draw(result: TuneResult, path: Path) -> None:

@@ -126,7 +126,8 @@ class TupleIndex(SavedIndex):
                 index.save(out)
             return index
         if where == MILVUS:
-            tuples = milvus_tuples(fusion, source, numbers, table, kind.factory, uri, collection, token, replace)
+            made = [(collection, fusion, kind.factory)]
+            (tuples,) = milvus_tuples(made, source, numbers, table, uri, token, replace)
         else:
             tuples = local_tuples(fusion, source, numbers, table, kind.factory, device)
         index = cls(fusion, tuples)

@@ -110,7 +110,7 @@ def pairwise_floor(joint: Joint, tolerance: float = 1e-10) -> float:
 
     What lies beyond pairs: 0 where every sum of pairs can say it all, as for two modalities.
     """
-    return float(divergence(joint.table, log_or_minus_infinity(pairwise_projection(joint, tolerance).table)))
+    return float(divergence(joint.table, pairwise_projection(joint, tolerance).table.log()))
 
 
 def pairwise_projection(joint: Joint, tolerance: float = 1e-10, sweeps: int = SWEEPS) -> Joint:
@@ -232,8 +232,3 @@ def named(joint: Joint, names: str | Iterable[str]) -> tuple[str, ...]:
     names = (names,) if isinstance(names, str) else tuple(names)
     refuse_unknown(names, joint.modalities, "the names of a conditional")
     return names
-
-
-def log_or_minus_infinity(table: Table) -> Table:
-    """log p, -inf where p is 0."""
-    return torch.where(table > 0, table.log(), -math.inf)
