@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Generator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,9 @@ def build(folder: Path, factory: str, width: int, out: Path) -> None:
 
     fill = disk_build.fill
 
-    def filling(*args: Any) -> None:
+    def filling(*args: Any) -> Generator[Any, None, None]:
         print("trained", flush=True)
-        fill(*args)
+        yield from fill(*args)
 
     disk_build.fill = filling
     print(json.dumps({"faiss": load_faiss().__version__, "torch": torch.__version__, "threads": os.cpu_count()}))
