@@ -1,5 +1,6 @@
 """Metrics: pure functions from scores, embeddings or distributions to numbers."""
 
+from mmcl.metrics.calibration import expected_calibration_error, fit_temperature, log_loss_of_scores, reliability
 from mmcl.metrics.hubness import hubness_skew, k_occurrence
 from mmcl.metrics.retrieval import (
     best_ranks,
@@ -14,13 +15,17 @@ from mmcl.metrics.retrieval import (
 
 __all__ = [
     "best_ranks",
+    "expected_calibration_error",
+    "fit_temperature",
     "hubness_skew",
     "k_occurrence",
+    "log_loss_of_scores",
     "mean_reciprocal_rank",
     "median_rank",
     "mrr_from_hits",
     "ndcg_at_k",
     "recall_at_k",
     "recall_from_hits",
+    "reliability",
     "retrieval_report",
 ]
