@@ -2,7 +2,7 @@
 
 import typer
 
-from mmcl.cli import demo, embed, index, listing, train, zero_shot
+from mmcl.cli import demo, diagnose, embed, index, listing, train, zero_shot
 from mmcl.cli.common import Commands
 
 app = typer.Typer(
@@ -15,6 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.demo)
+app.command("diagnose")(diagnose.diagnose)
 app.command("train")(train.train)
 app.command("embed")(embed.embed)
 app.add_typer(index.app, name="index")
