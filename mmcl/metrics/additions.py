@@ -196,7 +196,7 @@ def add(
         schedule.step()
         torch._foreach_lerp_(kept, learned, NEWEST)
         report()
-        if step % CHECK == CHECK - 1 and best.look(mean, objective.bound(mean)):
+        if (step % CHECK == CHECK - 1 or step == steps - 1) and best.look(mean, objective.bound(mean)):
             break
     mean.parameters = best.parameters
     return mean
