@@ -8,14 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from mmcl.index.hits import Hits, split_by
-from mmcl.index.items import appended_table
+from mmcl.index.milvus_about import About, place, read_about
 from mmcl.index.milvus_client import Connection
 from mmcl.index.milvus_collection import (
     MAX_ID_BYTES,
     METADATA,
-    PROPERTY,
     VECTOR,
-    About,
     Saving,
     check_collection,
     check_name,
@@ -23,13 +21,12 @@ from mmcl.index.milvus_collection import (
     filter_expression,
     load_collection,
     make_room,
-    place,
-    read_about,
 )
+from mmcl.index.milvus_columns import bring
 from mmcl.index.milvus_factory import Plan, plan_of
-from mmcl.index.milvus_ids import claim
+from mmcl.index.milvus_ids import begin_above, claim
 from mmcl.index.milvus_rows import MAX_ROWS, Found, Rows
-from mmcl.index.milvus_values import documents, read_documents
+from mmcl.index.milvus_values import read_documents
 
 
 class MilvusTuples:
@@ -43,6 +40,8 @@ class MilvusTuples:
         self._connection = rows.connection
         self.collection, self.width, self.named = rows.collection, rows.width, rows.named
         self._writer = uuid.uuid4().hex
+        self._next_id = 0
+        """All others know that automatic ids begin here or above."""
 
     @classmethod
     def create(
@@ -223,12 +222,10 @@ class MilvusTuples:
             self._check_width(vectors)
             if len(vectors) != len(ids):
                 raise ValueError(f"{len(ids)} ids need {len(ids)} vectors, got {len(vectors)}")
-            table = appended_table(self._refreshed().columns.empty_table(), 0, metadata, len(ids))
-            texts = documents(table, ids.tolist())
-            about = self._about.after(ids, table)
-            if about != self._about:
-                self._rows.call("alter_collection_properties", properties={PROPERTY: about.to_text()})
-                self._about = about
+            self._about, texts = bring(self._connection, self.collection, self._writer, ids, metadata)
+            beyond = int(ids.max()) + 1 if len(ids) and not self.named else 0
+            if beyond > self._next_id:
+                self._next_id = begin_above(self._connection, self.collection, self._writer, beyond)
             self._rows.write(ids.tolist(), vectors, texts)
 
     def remove(self, ids: Iterable[Any]) -> None:
@@ -270,7 +267,7 @@ class MilvusTuples:
         return "" if where is None else filter_expression(where, self._refreshed())
 
     def _refreshed(self) -> About:
-        """The collection's property as it is now: another process may have added columns."""
+        """What the collection's properties say now: another process may have added columns."""
         self._about = read_about(self._connection, self.collection)
         return self._about
 
@@ -283,6 +280,7 @@ class MilvusTuples:
         if self.named:
             raise ValueError("the ids of this index are strings; give one for each new item as ids=[...]")
         start = claim(self._connection, self.collection, self._writer, count) if count else 0
+        self._next_id = max(self._next_id, start + count)
         return np.arange(start, start + count, dtype=np.int64)
 
     def _check_kind(self, ids: np.ndarray) -> None:

@@ -1,61 +1,18 @@
 """The collection that holds an index in Milvus: made as asked for, and recognised when it is opened again."""
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
+from mmcl.index.milvus_about import PROPERTY, About, kinds_of, place, read_about
 from mmcl.index.milvus_client import Connection
 from mmcl.index.milvus_factory import Plan
-from mmcl.index.milvus_values import filterable, incomparable, not_finite, schema_from_text, schema_to_text
+from mmcl.index.milvus_values import filterable, incomparable
 
 ID, VECTOR, METADATA = "id", "vector", "metadata"
-PROPERTY, FORMAT_VERSION = "mmcl", 1
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 MAX_ID_BYTES = 65535
-
-
-@dataclass(frozen=True)
-class About:
-    """What the collection's property says: all that Milvus itself does not know."""
-
-    factory: str
-    columns: pa.Schema
-    not_finite: frozenset[str] = frozenset()
-    """Columns that ever held NaN or an infinity."""
-    next_id: int = 0
-    """The least integer above all that ever were ids."""
-
-    def after(self, ids: np.ndarray, table: pa.Table) -> "About":
-        """The same for a collection that takes in these rows; the table has all its columns."""
-        columns = table.schema if table.column_names else self.columns
-        beyond = int(ids.max()) + 1 if len(ids) and ids.dtype != object else 0
-        return About(self.factory, columns, self.not_finite | not_finite(table), max(self.next_id, beyond))
-
-    def to_text(self) -> str:
-        return json.dumps(
-            {
-                "format_version": FORMAT_VERSION,
-                "factory": self.factory,
-                "columns": schema_to_text(self.columns),
-                "not_finite": sorted(self.not_finite),
-                "next_id": self.next_id,
-            }
-        )
-
-    @classmethod
-    def from_text(cls, text: str) -> "About":
-        """Undo `to_text`; ValueError for another version's."""
-        given = json.loads(text)
-        if given.get("format_version") != FORMAT_VERSION:
-            raise ValueError(f"has format version {given.get('format_version')!r}; this version reads {FORMAT_VERSION}")
-        columns, unfit = schema_from_text(given["columns"]), frozenset(given["not_finite"])
-        return cls(given["factory"], columns, unfit, given["next_id"])
 
 
 class Saving:
@@ -80,11 +37,6 @@ def check_name(collection: Any) -> None:
         raise ValueError(
             f"a collection is named by up to 255 letters, digits and _, no digit first, got {collection!r}"
         )
-
-
-def place(connection: Connection, collection: str) -> str:
-    """A collection as errors name it."""
-    return f"collection {collection!r} at {connection.name}"
 
 
 def make_room(connection: Connection, collection: str, replace: bool) -> None:
@@ -159,31 +111,6 @@ def described_index(connection: Connection, collection: str) -> Any:
     return connection.call("describe_index", collection_name=collection, index_name=VECTOR)
 
 
-def read_about(connection: Connection, collection: str) -> About:
-    """Our property of a collection; ValueError where it has none, or one of another version."""
-    return about_of(properties_of(connection, collection), connection, collection)
-
-
-def properties_of(connection: Connection, collection: str) -> dict[str, str]:
-    """All properties of one of our collections; ValueError where it lacks ours."""
-    described = connection.call("describe_collection", collection_name=collection)
-    properties: dict[str, str] = described.get("properties") or {}
-    if PROPERTY not in properties:
-        raise ValueError(
-            f"{place(connection, collection)} was not made by mmcl: it lacks the property {PROPERTY!r} "
-            f"and has the fields {kinds_of(described)}"
-        )
-    return properties
-
-
-def about_of(properties: Mapping[str, str], connection: Connection, collection: str) -> About:
-    """Our property among these; ValueError where it is of another version."""
-    try:
-        return About.from_text(properties[PROPERTY])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{place(connection, collection)}: its property {PROPERTY!r} {error}") from None
-
-
 def filter_expression(where: Any, about: About) -> str:
     """A filter in Milvus's language. ValueError that names a column whose values Milvus cannot compare."""
     from mmcl.index.filters import check_where, columns_of
@@ -197,11 +124,6 @@ def filter_expression(where: Any, about: About) -> str:
             if name in unfit:
                 raise ValueError(f"filter {where!r}: Milvus cannot compare column {name!r}: {unfit[name]}") from error
         raise
-
-
-def kinds_of(described: Mapping[str, Any]) -> dict[str, str]:
-    """{field: type} of a collection that Milvus describes."""
-    return {field["name"]: field["type"].name for field in described["fields"]}
 
 
 def is_named(described: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mmcl.index import milvus_ids
+from mmcl.index import milvus_columns, milvus_ids
 from mmcl.index.milvus import MilvusTuples
 
 NASTY = [
@@ -153,7 +153,8 @@ def test_ids_go_on_behind_the_largest_that_ever_was(make, uri, vectors):
 def claims(tuples):
     """Writers whose claims the collection knows."""
     properties = tuples._rows.call("describe_collection")["properties"]
-    return {name.removeprefix(milvus_ids.CLAIM) for name in properties if name.startswith(milvus_ids.CLAIM)}
+    names = [name.removeprefix(milvus_ids.CLAIM) for name in properties if name.startswith(milvus_ids.CLAIM)]
+    return {name.rpartition(".")[0] or name for name in names}
 
 
 def test_whoever_read_an_old_state_gives_way(make, uri, vectors, monkeypatch):
@@ -183,9 +184,40 @@ def test_claims_of_those_that_are_gone_hold_and_old_ones_are_forgotten_once_they
     properties = {f"{milvus_ids.CLAIM}{name}": f"{end} {at:.0f}" for name, (end, at) in ends.items()}
     tuples._rows.call("alter_collection_properties", properties=properties)
     tuples.add(None, vectors[:2], table(2))
-    assert tuples.ids().tolist() == [7, 8] and claims(tuples) == {"old", "high", "new", tuples._writer}
+    assert tuples.ids().tolist() == [7, 8] and claims(tuples) == {"new", tuples._writer}
     tuples.add(None, vectors[:1], table(1))
     assert tuples.ids().tolist() == [7, 8, 9] and claims(tuples) == {"new", tuples._writer}
+
+
+def test_the_highest_claim_stays_however_old_it_is(make, vectors):
+    tuples, long_ago = make(), time.time() - 48 * 3600
+    properties = {f"{milvus_ids.CLAIM}{name}": f"{end} {long_ago:.0f}" for name, end in (("low", 4), ("high", 7))}
+    tuples._rows.call("alter_collection_properties", properties=properties)
+    milvus_ids.forget(tuples._connection, tuples.collection, *milvus_ids.claimed(tuples._connection, tuples.collection))
+    assert claims(tuples) == {"high"}
+    tuples.add(None, vectors[:1], table(1))
+    assert tuples.ids().tolist() == [7]
+
+
+def test_ids_that_the_caller_gives_are_known_to_writers_that_read_before(make, uri, vectors, monkeypatch):
+    """Whoever took ids meanwhile does not make the collection forget that 50 was one."""
+    tuples, read = make(), milvus_columns.parts_of
+    other = MilvusTuples.open(uri, tuples.collection, 8)
+
+    def overtaken(*place):
+        monkeypatch.setattr(milvus_columns, "parts_of", read)
+        before = read(*place)
+        other.upsert(np.array([50]), vectors[:1], pa.table({"there": [True]}))
+        return before
+
+    monkeypatch.setattr(milvus_columns, "parts_of", overtaken)
+    tuples.upsert(np.array([3]), vectors[1:2], pa.table({"here": [1.5]}))
+    third = MilvusTuples.open(uri, tuples.collection, 8)
+    third.add(None, vectors[:1], pa.table({}))
+    assert third.ids().tolist() == [3, 50, 51]
+    assert third.get([3, 50]) == [{"there": None, "here": 1.5}, {"there": True, "here": None}]
+    for each in (other, third):
+        each.close()
 
 
 ADDING = """
