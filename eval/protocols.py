@@ -165,6 +165,7 @@ class DemoData:
         """Each score's model, trained as in `mmcl demo`."""
         from mmcl.demo import train_and_test
 
+        torch.set_num_threads(1)  # of matrices this small two threads gain little, and lose much beside other work
         for name in names:
             trained = train_and_test(self.training, name, self.seed, "sum", progress=False)
             yield Subject(name, f"trained here, seed {self.seed}", trained.model)
