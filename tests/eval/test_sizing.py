@@ -22,8 +22,16 @@ import sizing_page  # noqa: E402
 import sizing_runs  # noqa: E402
 from sizing_costs import CLOCK, TYPES, Case, predicted, quantities  # noqa: E402
 
-BEYOND = {("Flat", "search"): 0.3, ("Exact", "search"): 0.3, ("Exact", "build"): 0.35}
-"""What missed the tolerance, and by how much; the page says so."""
+BEYOND = {
+    ("Flat", "build"): 0.41,
+    ("Exact", "build"): 0.37,
+    ("IVF,PQ4,RFlat", "search"): 0.36,
+    ("Flat", "build_clock"): 0.49,
+    ("Exact", "build_clock"): 0.40,
+    ("IVF,PQ4,RFlat", "search_clock"): 0.43,
+    ("HNSW", "search_clock"): 0.28,
+}
+"""What missed the tolerance, and by how much at most; the page says so."""
 MEASURED = json.loads((EVAL / "results" / "sizing.json").read_text())
 
 
@@ -115,8 +123,7 @@ def test_what_was_held_back_came_out_as_predicted():
     for row in found:
         assert (row["count"], row["width"]) not in seen
         assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
-        if not row["quantity"].endswith(CLOCK):  # which other jobs on the machine stretched
-            assert abs(row["error"]) <= BEYOND.get((row["type"], row["quantity"]), MEASURED["tolerance"]), row
+        assert abs(row["error"]) <= BEYOND.get((row["type"], row["quantity"]), MEASURED["tolerance"]), row
     assert MEASURED["tolerance"] == 0.25
     assert max(row["count"] for row in found) >= 2 * max(count for count, _ in seen)
 
