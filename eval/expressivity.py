@@ -31,6 +31,7 @@ from torch import Tensor
 
 from mmcl.losses import contrastive_loss, joint_loss, pairwise_loss
 from mmcl.metrics.expressivity import (
+    conditional_kl,
     divergence,
     full_conditional_kls,
     joint_kl,
@@ -75,6 +76,8 @@ EXPECTED: dict[str, float] = {
     "pairwise conditionals of sum of pairs, d >= 64": 1e-4,
     "draws, H-CLIP on the softened sum": 0.005,
     "draws, H-CLIP on the random tensor and random pairwise": 0.01,
+    "draws, tuples shuffled, given the query": 0.01,
+    "draws, tuples in the batch, given the query, own target": 0.01,
 }
 """At most, in nats."""
 
@@ -134,7 +137,7 @@ def draws_row(spec: dict[str, Any]) -> dict[str, Any]:
         score = KINDS[spec["score"]](joint.modalities, spec["dim"], temperature=0.3)
         given = {"encoder": spec.get("encoder", "table"), "steps": spec["steps"], "seed": seed}
         fit = fit_by_draws(joint, score, LOSSES[spec["loss"]], batch_size=BATCH, **given)
-        found.append({**measured(joint, fit.scores), "kl_of_tuple_target": tuple_target_kl(joint, fit.scores)})
+        found.append({**measured(joint, fit.scores), **given_the_query(joint, fit.scores)})
     return {**about(joint), **spec, "batch": BATCH, **in_columns(found)}
 
 
@@ -146,12 +149,19 @@ def measured(joint: Joint, scores: Tensor) -> dict[str, float]:
     return {"kl": kl, "full_conditional": max(full.values()), "pairwise_conditional": max(pairs.values())}
 
 
-def tuple_target_kl(joint: Joint, scores: Tensor) -> float:
-    """KL to the model that tilts p(x_1) p(x_2, ..., x_m): retrieval in the batch learns log p / (p_Q p_T)."""
+def given_the_query(joint: Joint, scores: Tensor) -> dict[str, float]:
+    """KL of the tuple (x_2, ..., x_m) given the query x_1, under two targets of a score.
+
+    A loss that guesses tuples from x_1 leaves any function of x_1 free, which the joint KL counts as an error. With
+    tuples shuffled it learns log p / prod p_i; in the batch, log p / (p_Q p_T), which tilts p(x_2, ..., x_m) itself.
+    """
     first, *rest = joint.modalities
-    together = joint.marginal(first).reshape(-1, *[1] * len(rest)) * joint.marginal(rest)
-    logits = together.log() + scores
-    return float(divergence(joint.table, logits - logits.flatten().logsumexp(0)))
+    logits = (joint.marginal(rest).log() + scores).flatten(1).log_softmax(1).reshape(scores.shape)
+    query = joint.marginal(first).log().reshape(-1, *[1] * len(rest))
+    return {
+        "kl_given_query": float(conditional_kl(joint, scores, rest, first)),
+        "kl_given_query, tuple's own target": float(divergence(joint.table, query + logits)),
+    }
 
 
 def about(joint: Joint) -> dict[str, Any]:
@@ -267,6 +277,10 @@ def checks(rows: list[dict[str, Any]]) -> dict[str, float]:
         "pairwise conditionals of sum of pairs, d >= 64": max(conditionals),
         "draws, H-CLIP on the softened sum": worst(**drawn, joint="softened_sum"),
         "draws, H-CLIP on the random tensor and random pairwise": max(worst(**drawn, joint=name) for name in MAIN[1:]),
+        "draws, tuples shuffled, given the query": worst("kl_given_query", loss="tuple, shuffled"),
+        "draws, tuples in the batch, given the query, own target": worst(
+            "kl_given_query, tuple's own target", loss="WRONG: tuple in the batch"
+        ),
     }
 
 
