@@ -20,8 +20,6 @@ from mmcl.tables import lookup
 
 REPEATED = 4
 """Rows a category, on the average, below which a column is no column of categories (names, sentences, keys)."""
-DRIFT = 0.1
-"""Share of what lies beyond pairs by which the chain may have moved in its second half and still have arrived."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,10 @@ def diagnose(
         data: {modality: values}, a `datasets.Dataset`, or a folder of embedding shards. Strings, booleans, integers and
             class labels are categories; floats, and rows of numbers, are vectors. Of a dataset also pictures (16 x 16
             grey pixels) and sounds (log-mel frames of their first second): embed them for more.
-        columns: {modality: column} of a dataset; its other columns are left out. Default: all columns. Of shards, the
-            names of their modalities.
-        method: "counts" (categories of up to 50,000 possible tuples), "encoders", or "auto": counts where possible.
+        columns: {modality: column} of a dataset; its other columns are left out. Default: all columns,
+            where there are at most 5. Of shards, the names of their modalities on disk.
+        method: "counts" (categories of up to 50,000 possible tuples), "encoders", or "auto": counts where possible, and
+            where their chain arrived (it cannot leave data in which one category follows from the others).
         rows: of more, so many are drawn at random; None: all.
         level: of the intervals.
         seed: of all that is random.
@@ -72,14 +71,15 @@ def diagnose(
     """
     chosen = lookup(METHODS, method, "method")
     values, kinds = read_values(data, columns, rows, seed)
+    found: Any = None
     run = chosen or ("counts" if countable(values) else "encoders")
     if run == "counts":
         vectors = [name for name, value in values.items() if value.ndim > 1]
         if vectors:
             raise ValueError(f"method 'counts' is for categories, and {vectors[0]!r} has {kinds[vectors[0]]}")
-        found: Any = interaction_of_categories(values, level=level, seed=seed)
-    else:
-        found = by_encoders(values, level, seed, progress)
+        found = interaction_of_categories(values, level=level, seed=seed)
+    if run == "encoders" or (chosen is None and not found.arrived):
+        run, found = "encoders", by_encoders(values, level, seed, progress)
     score, advice = advised(found, len(values))
     return Diagnosis(
         method=run,
@@ -141,7 +141,8 @@ def advised(found: Interaction | Bounds, modalities: int) -> tuple[str | None, s
 
 
 def told(found: Estimate, bound: bool) -> str:
-    return f"{'at least ' if bound else ''}{found.nats:.3f} nats ({found.low:.3f} to {found.high:.3f})"
+    """An estimate in words, with its interval."""
+    return f"{max(0.0, found.nats):.3f} nats ({found.low:.3f} to {found.high:.3f}{', a lower bound' if bound else ''})"
 
 
 def limits_of(found: Interaction | Bounds) -> str:
@@ -151,9 +152,8 @@ def limits_of(found: Interaction | Bounds) -> str:
             "These are lower bounds: what small encoders cannot learn from these rows is not in them. They speak of "
             "these inputs alone, not of what larger encoders see in the raw data."
         )
-    late = ""
-    if found.drift > max(DRIFT * found.beyond.nats, 0.01):
-        late = f" The chain had not arrived (it still moved by {found.drift:.3f} nats): `beyond` is a lower bound here."
+    late = " The chain stayed near the data: far more may lie beyond pairs, and less in pairs (use encoders)."
+    late = "" if found.arrived else late
     return (
         "It speaks of the categories alone, not of what lies behind them, and cannot tell interaction from a hidden "
         f"cause that all modalities have in common.{late}"

@@ -14,6 +14,9 @@ IMAGE_SIZE = 16
 SECONDS, MEL_BANDS, HOP = 1.0, 32, 0.02
 """What is heard of a sound: log-mel frames of its beginning."""
 
+MOST_COLUMNS = 5
+"""Of a dataset that are all taken for modalities, where nobody names them."""
+
 Values = dict[str, np.ndarray]
 
 
@@ -78,6 +81,8 @@ def dataset_columns(data: Any, columns: Mapping[str, str] | None) -> tuple[int, 
     dataset = undecoded(data)
     if not hasattr(dataset, "__len__"):
         raise ValueError("a stream cannot be drawn from at random; load it without streaming")
+    if columns is None and len(dataset.column_names) > MOST_COLUMNS:
+        raise ValueError(f"which of the columns {dataset.column_names} are the modalities? Name them (columns=)")
     found = modality_columns(dataset, list(columns or dataset.column_names), columns)
 
     def column(name: str) -> Column:

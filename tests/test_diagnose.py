@@ -43,6 +43,19 @@ def test_two_modalities_ask_for_clip():
     assert "CLIP" in found.advice
 
 
+@pytest.mark.parametrize("size", [5, 6])
+def test_a_category_that_follows_from_two_others_is_found(size):
+    """No chain among tables of the same pairs leaves such data: of 5 values nowhere, of 6 hardly."""
+    first, second = np.random.default_rng(0).integers(0, size, (2, 1200))
+    data = {"a": first, "b": second, "c": (first + second) % size}
+    stuck = diagnose(data, method="counts")
+    assert "stayed near the data" in stuck.limits
+    found = diagnose(data)
+    assert (found.method, found.score) == ("encoders", "hadamard")
+    assert found.beyond.nats == pytest.approx(np.log(size), rel=0.1)
+    assert found.pairwise.low == 0
+
+
 def test_independent_data_ask_for_nothing():
     found = diagnose(draw(independent(n=3), 500))
     assert found.score is None
@@ -71,6 +84,13 @@ def test_datasets_of_every_kind_of_column():
     assert values["label"][:3].tolist() == [["odd", "even"][at] for at in rows["x2"][:3]]
     assert np.allclose(values["image"].mean(axis=1), 0, atol=1e-5)
     assert all(len(value) == 240 for value in values.values())
+
+
+def test_many_columns_have_to_be_named():
+    data = datasets.Dataset.from_dict({name: [0, 1] for name in "abcdef"})
+    with pytest.raises(ValueError, match="which of the columns .*'f'.* are the modalities"):
+        diagnose(data)
+    assert len(read_values(data, {"a": "a", "second": "f"}, None, 0)[0]) == 2
 
 
 def test_rows_are_drawn_together_and_the_same_each_time():
@@ -144,12 +164,12 @@ def test_advice_follows_the_intervals():
     def advice(pairwise, beyond, modalities=3, bound=True):
         if bound:
             return advised(Bounds(something, pairwise, beyond, 1000), modalities)
-        return advised(Interaction(something, pairwise, beyond, 1000, {}, 0.0), modalities)
+        return advised(Interaction(something, pairwise, beyond, 1000, {}, True, 0.0), modalities)
 
     assert advice(something, something)[0] == "hadamard"
     assert "sum of both scores" in advice(something, something)[1]
     assert "sum of both scores" not in advice(nothing, something)[1]
-    assert "at least 0.500" in advice(nothing, something)[1]
+    assert "0.500 nats (0.400 to 0.600, a lower bound) lie beyond pairs" in advice(nothing, something)[1]
     assert advice(something, nothing)[0] == "sum_of_pairs"
     assert "at most 0.004 nats" in advice(something, nothing, bound=False)[1]
     assert "at most" not in advice(something, nothing)[1]

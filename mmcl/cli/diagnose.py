@@ -8,11 +8,13 @@ import typer
 
 from mmcl.cli.common import JsonOption, quiet_libraries, show
 
+LEAST_P = 1e-6
+
 
 def diagnose(
     source: Annotated[str, typer.Argument(help="Data (a file, a folder, a hub id), or a folder of embedding shards.")],
     modality: Annotated[
-        list[str] | None, typer.Option(help="NAME or NAME=COLUMN; repeat it. Default: all columns.")
+        list[str] | None, typer.Option(help="NAME or NAME=COLUMN; repeat it. Default: all, if 5 at most.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Of a source with several.")] = None,
     method: Annotated[
@@ -64,4 +66,6 @@ def line(name: str, found: Any, method: str) -> str:
     """One estimate and its interval."""
     called = {"total": "all dependence", "pairwise": "in pairs", "beyond": "beyond pairs"}[name]
     sign = ">=" if method == "encoders" else "= "
-    return f"{called:<15}{sign} {found.nats:7.4f} nats  [{found.low:.4f}, {found.high:.4f}]  p {found.p_value:.2g}"
+    nats = max(0.0, found.nats)
+    p_value = f"p {found.p_value:.2g}" if found.p_value >= LEAST_P else f"p < {LEAST_P:g}"
+    return f"{called:<15}{sign} {nats:7.4f} nats  [{found.low:.4f}, {found.high:.4f}]  {p_value}"

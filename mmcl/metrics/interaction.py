@@ -14,8 +14,9 @@ over N, is the empirical KL to the projection without its bias (G minus the chai
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ from mmcl.synthetic.joints import Joint
 
 MAX_CELLS = 50_000
 """Of a table of counts; beyond it nearly every tuple would be seen once, and nothing be learned from counts."""
+ARRIVED = 1.5
+"""Times the KL by chance alone, degrees of freedom over 2 N, that the tables of a chain which arrived may have to their
+fit. Counts around 1 have up to 1.2 times as much, smaller ones less."""
 STEPS = (1, 4)
 """By how many counts a move changes cells, at most; taken in turn."""
 
@@ -54,6 +58,10 @@ class Interaction:
     rows: int
     sizes: dict[str, int]
     """Categories of each modality."""
+    arrived: bool
+    """Whether the chain forgot the data. Its moves need four tuples that were seen at the corners of a cube; where one
+    category follows from the others, there may be none. It then stays near the data: `beyond` is far below what is
+    there, `pairwise` as far above, and a p value of 1 says nothing."""
     drift: float
     """Nats by which `beyond` rose in the second half of the chain's run. Where it is more than a small part of it, the
     chain had not arrived: `beyond` is a lower bound then, and more sweeps come closer."""
@@ -92,12 +100,15 @@ def interaction_of_categories(
         return float((1 + (drawn >= value - 1e-9 * abs(value)).sum()) / (len(drawn) + 1))
 
     dependent, higher = p_of(alone, seen), p_of(pairs, seen)
+    beyond = estimate(seen, pairs, pairs, ratios["beyond"], higher)
+    from_fit = float(ratios["beyond"].mean()) - beyond.nats  # of the chain's tables, KL to what their pairs tell
     return Interaction(
         total=estimate(seen, alone, alone, ratios["total"], dependent),
         pairwise=estimate(pairs, alone, alone, ratios["pairwise"], p_of(alone, float(np.mean(pairs)))),
-        beyond=estimate(seen, pairs, pairs, ratios["beyond"], higher),
+        beyond=beyond,
         rows=rows,
         sizes=sizes,
+        arrived=from_fit <= ARRIVED * freedom(sizes.values()) / (2 * rows) + 1e-3,
         drift=float(np.mean(n_log_n(halfway)) - np.mean(pairs)) / rows,
     )
 
@@ -124,6 +135,13 @@ def as_codes(values: Mapping[str, Any]) -> tuple[list[Int[np.ndarray, " n"]], di
             "categories, or diagnose embeddings of them"
         )
     return codes, sizes
+
+
+def freedom(sizes: Iterable[int]) -> int:
+    """Degrees of freedom beyond pairs: of all cells, less the total, the single margins and the 2-way margins."""
+    free = [size - 1 for size in sizes]
+    pairs = sum(one * other for one, other in combinations(free, 2))
+    return math.prod(size + 1 for size in free) - 1 - sum(free) - pairs
 
 
 def counted(columns: list[np.ndarray], shape: tuple[int, ...]) -> Int[np.ndarray, "..."]:

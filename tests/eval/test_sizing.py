@@ -20,7 +20,7 @@ import sizing  # noqa: E402
 import sizing_fit  # noqa: E402
 import sizing_page  # noqa: E402
 import sizing_runs  # noqa: E402
-from sizing_costs import CLOCK, TYPES, Case, predicted, quantities  # noqa: E402
+from sizing_costs import TYPES, Case, predicted, quantities  # noqa: E402
 
 BEYOND = {
     ("Flat", "build"): 0.41,

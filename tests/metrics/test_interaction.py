@@ -8,6 +8,7 @@ from scipy import special
 from mmcl.metrics.expressivity import pairwise_floor
 from mmcl.metrics.interaction import (
     counted,
+    freedom,
     interaction_of_categories,
     n_log_n,
     sweep,
@@ -43,6 +44,7 @@ def test_estimates_are_near_the_truth(joint):
     assert 0 < found.beyond.low < beyond < found.beyond.high
     assert found.beyond.p_value == 1 / 200
     assert found.drift < 0.02
+    assert found.arrived
     assert found.pairwise.nats + found.beyond.nats == pytest.approx(found.total.nats)
 
 
@@ -51,6 +53,20 @@ def test_nothing_is_found_beyond_pairs_where_nothing_is(joint):
     """Sparse tables too: of 1728 cells 1000 rows fill less than a half."""
     lows = [interaction_of_categories(draw(joint, 1000, s), 39, 100, seed=s).beyond.low for s in range(20)]
     assert sum(low > 0 for low in lows) <= 3
+
+
+@pytest.mark.parametrize(("sizes", "free"), [((2, 2, 2), 1), ((3, 4), 0), ((8, 8, 8), 343), ((2, 3, 2, 2), 9)])
+def test_degrees_of_freedom_beyond_pairs(sizes, free):
+    """Of 2 x 3 x 2 x 2: 23 less 5 single and 9 pairs' is 9."""
+    assert freedom(sizes) == free
+
+
+def test_a_chain_that_cannot_move_says_so():
+    """A Latin square of 5 values has no cube with four tuples seen."""
+    first, second = np.random.default_rng(0).integers(0, 5, (2, 500))
+    found = interaction_of_categories({"a": first, "b": second, "c": (first + second) % 5}, draws=19, sweeps=50)
+    assert not found.arrived
+    assert (found.beyond.nats, found.beyond.low, found.beyond.p_value) == (0, 0, 1)
 
 
 def test_independent_categories_share_nothing():
