@@ -9,10 +9,10 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 test: .venv/dev.stamp  ## the fast tests, under 5 minutes
 	$(PYTEST)
 
-slow: .venv/dev.stamp  ## minutes long; one after the other, as some of them measure time
+slow: .venv/dev.stamp  ## minutes long, one after the other
 	$(BIN)/python -m pytest -m slow
 
-nightly: .venv/dev.stamp  ## long histories and many seeds, before a release
+nightly: .venv/dev.stamp  ## long histories, many seeds, and what measures time; before a release
 	$(BIN)/python -m pytest -m nightly
 
 lint: .venv/dev.stamp

@@ -66,7 +66,7 @@ def median_seconds(*codes, repeats=7):
     return [statistics.median(kept) for kept in times]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_import_costs_little_more_than_torch_and_help_is_quick():
     helped = "import sys; sys.argv = ['mmcl', '--help']; from mmcl.cli import main; main()"
     torch, package, help_seconds = median_seconds("import torch", "import torch, mmcl", helped)

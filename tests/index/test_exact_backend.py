@@ -524,7 +524,7 @@ print(best["flat"] / best["exact"], best["product"] / best["exact"], best["exact
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_faster_than_the_float32_product_and_than_flat():
     """On two cores with AMX that do nothing else: {flat} times, {product} times, and 1.4 of reading bfloat16 once."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(min(2, os.cpu_count() or 1))}
