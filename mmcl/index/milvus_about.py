@@ -65,10 +65,12 @@ class About:
     """Above the integer ids that there were when writers did not write them down themselves (version 1)."""
 
     def joined(self, brought: Mapping[str, Brought]) -> "About":
-        """The same with what writers brought. Of columns that two brought at once the earlier counts."""
+        """The same with what writers brought, in the order they did. Of columns that two brought at once the earlier
+        counts.
+        """
         fields = {each.name: each for each in self.columns}
-        times = [(each.at[name], writer, name) for writer, each in brought.items() for name in each.columns.names]
-        for _, writer, name in sorted(times):
+        named = [(each.at[name], writer, name) for writer, each in brought.items() for name in each.columns.names]
+        for _, writer, name in sorted(named, key=lambda each: each[:2]):  # those of one moment stay as they are
             if name not in fields or is_open(fields[name].type):
                 fields[name] = brought[writer].columns.field(name)
         unfit = self.not_finite.union(*(each.not_finite for each in brought.values()))

@@ -69,7 +69,7 @@ def with_columns(own: Brought, about: About, table: pa.Table) -> Brought:
     if not new and not_finite(table) <= about.not_finite:
         return own
     fields = {field.name: field for field in [*own.columns, *new]}
-    at = own.at | {field.name: time.time() for field in new}
+    at = own.at | dict.fromkeys([field.name for field in new], time.time())
     unfit = own.not_finite | (not_finite(table) - about.not_finite)
     return replace(own, columns=pa.schema(list(fields.values())), at=at, not_finite=unfit)
 

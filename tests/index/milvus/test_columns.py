@@ -96,6 +96,14 @@ def test_what_a_writer_took_back_is_no_columns_type(pair, overtake, monkeypatch)
     assert first.get([1]) == [{"year": "1999"}] and first.ids().tolist() == [1]
 
 
+def test_columns_come_back_in_the_order_in_which_they_came(pair, monkeypatch):
+    """Also those that one clock tick brought."""
+    monkeypatch.setattr(milvus_columns.time, "time", lambda: 1.0)
+    first, _ = pair
+    first.upsert(*one(1, zone=[1], year=[2], artist=["x"]))
+    assert list(first.get([1])[0]) == first.columns == ["zone", "year", "artist"]
+
+
 def test_a_dispute_that_nobody_settles_names_both_properties(pair, monkeypatch):
     first, second = pair
     monkeypatch.setattr(milvus_columns, "PATIENCE_S", 0.0)
