@@ -1,6 +1,6 @@
 """From a source of items to stored tuples: in this process, or in Milvus."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from mmcl.index.faiss_backend import FaissBackend
-from mmcl.index.faiss_factory import MIPS, new_faiss_index, refuse_few_rows
+from mmcl.index.faiss_factory import MIPS, new_faiss_index, refuse_few_rows, returns_own_scores
 from mmcl.index.fusion import Fusion
 from mmcl.index.item_checks import check_metadata
 from mmcl.index.items import Items
@@ -57,11 +57,32 @@ def chosen_type(
     return Type(choice.factory, dict(choice.parameters), choice.reason, choice.mapped)
 
 
-def check_type(factory: Any, width: int, count: int) -> None:
-    """ValueError for a factory of this process that is none, or needs more items to be trained on: before they are."""
-    if factory != EXACT:
-        lifted = isinstance(factory, str) and factory.startswith(MIPS)
-        refuse_few_rows(new_faiss_index(factory, width + lifted), factory, count)
+def check_type(factory: Any, width: int, count: int, asked: bool = False) -> None:
+    """Refuse a factory of this process before anything is encoded.
+
+    Args:
+        asked: whether queries are to set the effort.
+    Raises: ValueError where it is none, needs more items to be trained on, or cannot tell what queries should find.
+    """
+    if factory == EXACT:
+        return
+    lifted = isinstance(factory, str) and factory.startswith(MIPS)
+    index = new_faiss_index(factory, width + lifted)
+    refuse_few_rows(index, factory, count)
+    if asked and not returns_own_scores(index):
+        raise ValueError(
+            f"factory {factory!r} holds codes alone, and cannot say what queries= should find; keep full vectors too, "
+            f"as '{factory},RFlat' does, or build without queries and call mmcl.index.tune(index, queries, items=...)"
+        )
+
+
+def check_queries(queries: Mapping[str, Any], count: int, where: str) -> None:
+    """ValueError where there are no queries {modality: rows}, or no items, to set an effort by, or it is not ours."""
+    if where == MILVUS:
+        raise ValueError("queries= set the effort of indexes in this process; in Milvus give nprobe or efSearch")
+    rows = len(next(iter(queries.values()), ()))
+    if not rows or not count:
+        raise ValueError(f"tuning takes queries and items; there are {rows} queries and {count} items")
 
 
 def local_tuples(
@@ -148,6 +169,7 @@ def built_on_disk(
     device: str,
     out: Path,
     about: Mapping[str, Any],
+    settle: Callable[[Any], dict[str, Any]],
     progress: bool,
 ) -> None:
     """Build in a folder, from what can be read again and in pieces; ValueError for other sources."""
@@ -155,7 +177,7 @@ def built_on_disk(
 
     check_on_disk(source, where)
     metadata = source.metadata if metadata is None else metadata
-    build_folder(out, fusion, source.shards, ids, metadata, factory, device, about, progress)
+    build_folder(out, fusion, source.shards, ids, metadata, factory, device, about, settle, progress)
 
 
 def check_on_disk(source: Source, where: str) -> None:

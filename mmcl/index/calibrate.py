@@ -9,14 +9,19 @@ share a direction, as embeddings that are positive everywhere, or lie where item
 came to 0.84 and 0.56 on true ones. `index.reason` therefore says what set the effort.
 """
 
+import sys
 import warnings
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Float32
 
 from mmcl.index.bank import random_embeddings
+from mmcl.index.building import Type
 from mmcl.index.fusion import Fusion
+from mmcl.index.items import Items
+from mmcl.index.local import LocalTuples
 from mmcl.index.tune import (
     EFFORTS,
     found_shares,
@@ -29,6 +34,25 @@ from mmcl.index.tuple_index import TupleIndex
 
 K, RANDOM_QUERIES, BANK_QUERIES = 10, 256, 512
 ADVICE = "a guess for true ones, which may need far less (queries=, `mmcl index tune`)"
+
+
+def settled(
+    fusion: Fusion, ids: np.ndarray, kind: Type, queries: Any, recall_target: float, device: str, base: Any
+) -> dict[str, Any]:
+    """What the manifest says of the type of an index that is built and does not count yet, its effort measured.
+
+    Args:
+        ids: (n,) of the items.
+        kind: the type as it was chosen.
+        queries: {query modality: (nq, d)} embeddings, or None; see `fit_effort`.
+        device: on which it will be searched.
+        base: a backend of all vectors.
+    """
+    index = TupleIndex(fusion, LocalTuples(base, Items(ids, pa.table({}))))
+    index._tuples.move(device)
+    index.search_parameters, index.reason = dict(kind.parameters), kind.reason
+    fit_effort(index, queries, recall_target, True)
+    return {**kind.about(), "search_parameters": index.search_parameters, "reason": index.reason}
 
 
 def fit_effort(index: TupleIndex, queries: Any, recall_target: float, encoded: Any = None) -> None:
@@ -58,8 +82,16 @@ def fit_effort(index: TupleIndex, queries: Any, recall_target: float, encoded: A
         warnings.warn(
             f"no search parameters of factory {index.info()['factory']!r} surely reach recall@{K} {recall_target:g}: "
             f"the best, {index.search_parameters}, has {recall:.3f}; a type with larger codes or 'Flat' would",
-            stacklevel=4,
+            stacklevel=callers_level(),
         )
+
+
+def callers_level() -> int:
+    """`stacklevel` of who called this package, for a warning of the function that asks."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("mmcl."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def bank_rows(fusion: Fusion) -> Float32[np.ndarray, "nq width"]:

@@ -33,6 +33,7 @@ def build_folder(
     factory: Any,
     device: str,
     about: Mapping[str, Any],
+    settle: Callable[[Any], dict[str, Any]],
     progress: bool,
 ) -> None:
     """Write an index of embeddings that need not fit in memory into the folder `out`, replacing the one there.
@@ -43,6 +44,8 @@ def build_folder(
         metadata: n rows; None: that of the shards.
         factory: FAISS factory string, or "Exact".
         about: what the manifest says besides the tuples.
+        settle: given the backend, returns what else it says, such as the effort of searches. It is asked before the
+            index counts: whoever loads it never finds an effort that nobody chose.
     """
     if out.is_dir():
         refuse_foreign_folder(out)
@@ -53,7 +56,7 @@ def build_folder(
         ((base, files),) = run_steps([vector_steps(work, vectors, factory, device, state_of(items))])
         columns = write_items(work / ITEMS, ids, items if metadata is None and is_shards(items) else metadata)
         write, facts = draft_of(fusion, base, [work / ITEMS, *files], ids, columns)
-        write_version(out, write, {**about, **facts})
+        write_version(out, write, {**about, **facts, **settle(base)})
         shutil.rmtree(work)
 
 

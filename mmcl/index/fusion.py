@@ -72,6 +72,11 @@ class Fusion:
             raise ValueError(f"query row {row}: {list(rows)} fuse to a vector that is not finite in float32")
         return vectors.numpy() if self.bank is None else self.bank_queries(vectors.numpy())
 
+    def embedded_queries(self, queries: Any, model: Any, encoded: Any) -> dict[str, torch.Tensor]:
+        """{modality: (nq, d)} of queries that a search could ask, checked and encoded before there is an index."""
+        self._check_names(queries, "queries")
+        return embedded(queries, self.score, model, encoded)
+
     def bank_queries(self, vectors: np.ndarray) -> np.ndarray:
         """(nq, width): (nq, score.width) query vectors, or the bank's own, with what meets the bank's coordinate."""
         return query_with_bank(vectors, self.bank_scale)

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mmcl.arrays import refuse_unknown
-from mmcl.index.building import MILVUS, milvus_tuples
+from mmcl.index.building import MILVUS, check_queries, milvus_tuples
 from mmcl.index.devices import check_device
 from mmcl.index.hits import Hits
 from mmcl.index.item_checks import check_ids, check_metadata, check_model, listed, refuse_fingerprint
@@ -28,6 +28,7 @@ from mmcl.index.side_by_side_parts import (
     every_split,
     factory_of_each,
     kind_of_each,
+    open_whole,
     restricted,
 )
 from mmcl.index.side_by_side_saved import SavedIndexes
@@ -62,6 +63,7 @@ class TupleIndexes(SavedIndexes):
         *,
         stored: Any = None,
         encoded: Any = None,
+        columns: Mapping[str, str] | None = None,
         backend: str = "faiss",
         uri: Any = None,
         collection: str = "mmcl",
@@ -79,9 +81,9 @@ class TupleIndexes(SavedIndexes):
         `out`, and in Milvus, a block of them is.
 
         Args:
-            score, items, ids, metadata, device, encoded, backend, uri, token, replace, recall_target, progress: as in
-                `TupleIndex.build`; the items are of all modalities that any index stores, and may be of all that the
-                score has.
+            score, items, ids, metadata, device, encoded, columns, backend, uri, token, replace, recall_target,
+                progress: as in `TupleIndex.build`; the items are of all modalities that any index stores, and may be of
+                all that the score has.
             factory: one for all, or {stored modalities: factory}, "auto" for those it does not name.
             bank, queries: as in `TupleIndex.build`, of any modalities; each index takes those that it does not store,
                 and with a bank is searched by just those.
@@ -93,28 +95,32 @@ class TupleIndexes(SavedIndexes):
             memory_budget: of all indexes that "auto" chooses together, an equal part each; the others go beyond it.
             out: build in this folder, as `save` would leave it; see `TupleIndex.build`. Each pass over the embeddings
                 serves all indexes.
-        Raises: as `TupleIndex.build`, naming the index where only one is at fault, before anything is encoded;
-            ValueError for `stored` that is empty, or leaves nothing to search by.
+        Raises: as `TupleIndex.build`, naming the index where only one is at fault, before anything is encoded; KeyError
+            for a dataset without the column of a modality, unless `stored` says which there are; ValueError for
+            `stored` that is empty, or leaves nothing to search by.
         """
         device, where = check_device(device), lookup(BACKENDS, backend, "backend")
         score, model = (score, None) if isinstance(score, Score) else (check_model(score).score, score)
         chosen = None if stored is None else check_stored(stored, score)
-        union = None if chosen is None else list(dict.fromkeys(name for names in chosen for name in names))
-        source = open_source(items, score, model, union, encoded)
+        source = open_whole(items, score, model, chosen, encoded, columns)
         factories = factory_of_each(factory, every_split(source.modalities, score) if chosen is None else chosen)
         fingerprint = source.fingerprint if model is None else model.fingerprint()
         refuse_fingerprint(source.fingerprint, fingerprint, "the embedding shards were")
         numbers = check_ids(ids, source.count)
         table = None if metadata is None else check_metadata(metadata, source.count)
         width = score.width + (bank is not None)
-        kinds = kind_of_each(factories, source.count, width, memory_budget, recall_target, device, where)
+        asked = encoded_once(queries, score, model, encoded, "queries")
+        if asked is not None:
+            check_queries(asked, source.count, where)
+        told = asked is not None
+        kinds = kind_of_each(factories, source.count, width, memory_budget, recall_target, device, where, told)
         on_disk = builds_on_disk(source, where, out, kinds.values())
         rows = encoded_once(bank, score, model, encoded, "the bank")
-        plans = planned(kinds, score, rows, encoded_once(queries, score, model, encoded, "queries"))
+        plans = planned(kinds, score, rows, asked)
         if on_disk:
             folder = TemporaryDirectory(prefix="mmcl-") if out is None else None
             path = Path(out) if folder is None else Path(folder.name) / "indexes"
-            build_folders(path, plans, source, numbers, table, device, fingerprint, progress)
+            build_folders(path, plans, source, numbers, table, recall_target, device, fingerprint, progress)
             indexes = cls.load(path, model, device, memory_map=True)
             for index in indexes._all:
                 index._folder = folder
@@ -129,11 +135,8 @@ class TupleIndexes(SavedIndexes):
             for plan, index in zip(plans, found, strict=True):
                 index.model, index.fingerprint = model, fingerprint
                 index.search_parameters, index.reason = dict(plan.kind.parameters), plan.kind.reason
+                index.tuned(plan.queries, recall_target, encoded=True)
             indexes = cls({index.modalities: index for index in found})
-        for plan in plans:
-            indexes.storing(plan.modalities).tuned(plan.queries, recall_target, encoded=True)
-        if on_disk and any(indexes.storing(p.modalities).search_parameters != p.kind.parameters for p in plans):
-            indexes.save(path)
         return indexes
 
     def search(
@@ -195,15 +198,17 @@ class TupleIndexes(SavedIndexes):
                 return index
         raise KeyError(f"no index here stores {sorted(map(str, wanted))}; {choices(self._all)}")
 
-    def add(self, items: Any, ids: Any = None, metadata: Any = None, *, encoded: Any = None) -> None:
+    def add(
+        self, items: Any, ids: Any = None, metadata: Any = None, *, encoded: Any = None, columns: Any = None
+    ) -> None:
         """Store more items, of all modalities that any index stores; see `TupleIndex.add`."""
-        self._store("add", items, ids, metadata, encoded)
+        self._store("add", items, ids, metadata, encoded, columns)
 
-    def upsert(self, items: Any, ids: Any, metadata: Any = None, *, encoded: Any = None) -> None:
+    def upsert(self, items: Any, ids: Any, metadata: Any = None, *, encoded: Any = None, columns: Any = None) -> None:
         """Store items, in place of those that have their ids, metadata included; see `add`."""
         if ids is None:
             raise ValueError("upsert needs ids: those of the items to replace, or new ones")
-        self._store("upsert", items, ids, metadata, encoded)
+        self._store("upsert", items, ids, metadata, encoded, columns)
 
     def remove(self, ids: Any) -> None:
         """Take out one item or several; KeyError names an id that is not there, and nothing is removed then."""
@@ -250,10 +255,10 @@ class TupleIndexes(SavedIndexes):
         each = {name: index.info() for name, index in zip(self._names, self._all, strict=True)}
         return {"count": len(self), "bytes": sum(about["bytes"] for about in each.values()), "indexes": each}
 
-    def _store(self, how: str, items: Any, ids: Any, metadata: Any, encoded: Any) -> None:
+    def _store(self, how: str, items: Any, ids: Any, metadata: Any, encoded: Any, columns: Any) -> None:
         if isinstance(items, Mapping) and not is_dataset(items, "DatasetDict") and set(items) != set(self.modalities):
             raise ValueError(f"these indexes store {list(self.modalities)}; the items have {list(items)}")
-        source = open_source(items, self.score, self._first.model, self.modalities, encoded)
+        source = open_source(items, self.score, self._first.model, self.modalities, encoded, columns)
         refuse_fingerprint(source.fingerprint, self._first.fingerprint, "the embedding shards were")
         blocks = list(source.blocks)
         fused = [index._fused(restricted(source, index.modalities, blocks), ids, metadata, None) for index in self._all]

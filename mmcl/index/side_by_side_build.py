@@ -92,6 +92,7 @@ def build_folders(
     source: Source,
     ids: np.ndarray,
     metadata: pa.Table | None,
+    recall_target: float,
     device: str,
     fingerprint: str | None,
     progress: bool,
@@ -105,12 +106,15 @@ def build_folders(
         source: of embeddings that can be read again.
         ids: (n,) checked.
         metadata: n rows; None: that of the items.
+        recall_target: of "auto", and of a plan's queries.
         device: on which they will be searched.
         fingerprint: of the model.
         progress: show a bar.
     """
     folders = folder_names(plan.modalities for plan in plans)
     refuse_foreign(out, folders)
+    from mmcl.index.calibrate import settled
+
     items, work = source.shards, out / BUILDING
     work.mkdir(parents=True, exist_ok=True)
     with one_builder(work):
@@ -126,7 +130,8 @@ def build_folders(
         for folder, plan, (base, files) in zip(folders, plans, built, strict=True):
             copied(work / ITEMS, work / folder / ITEMS)
             write, facts = draft_of(plan.fusion, base, [work / folder / ITEMS, *files], ids, columns)
-            about = {**about_index(plan.fusion, fingerprint), **plan.kind.about(), **facts}
+            about = {**about_index(plan.fusion, fingerprint), **facts}
+            about |= settled(plan.fusion, ids, plan.kind, plan.queries, recall_target, device, base)
             drafts[folder] = write, about, lambda *_: None
         write_together(out, drafts, None, lambda _: None)
         shutil.rmtree(work)

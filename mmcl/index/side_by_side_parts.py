@@ -9,7 +9,7 @@ from mmcl.arrays import refuse_unknown
 from mmcl.index.building import AUTO, LOCAL, Type, check_type, chosen_type
 from mmcl.index.choose import parse_bytes
 from mmcl.index.fusion import embedded
-from mmcl.index.sources import Block, Source
+from mmcl.index.sources import Block, Source, dataset_columns, is_dataset, no_column, open_source
 from mmcl.scores import Score
 
 Names = tuple[str, ...]
@@ -47,6 +47,29 @@ def every_split(present: Names, score: Score) -> list[Names]:
     return [names for size in sizes for names in combinations(present, size) if len(names) < len(score.modalities)]
 
 
+def open_whole(
+    items: Any,
+    score: Score,
+    model: Any,
+    stored: Sequence[Names] | None,
+    encoded: Any,
+    columns: Mapping[str, str] | None,
+) -> Source:
+    """The source of all modalities that any index stores.
+
+    Raises: KeyError where a dataset lacks the column of one that nobody left out, with all columns that it has.
+    """
+    if stored is None and is_dataset(items, "Dataset"):
+        there = dataset_columns(items, score, None, columns)
+        missing = next((name for name in score.modalities if name not in there), None)
+        if missing is not None:
+            some = every_split(tuple(there), score)
+            out = f", or leave the modality out on purpose, as with stored={some}" if some else ""
+            raise KeyError(no_column(items, missing, missing) + out)
+    union = None if stored is None else list(dict.fromkeys(name for names in stored for name in names))
+    return open_source(items, score, model, union, encoded, columns)
+
+
 def factory_of_each(factory: Any, stored: Sequence[Names]) -> dict[Names, Any]:
     """{stored modalities: factory}, from one for all or a dict of some; KeyError for a key that is no index."""
     if not isinstance(factory, Mapping):
@@ -69,11 +92,13 @@ def kind_of_each(
     recall_target: float,
     device: str,
     where: str,
+    asked: bool = False,
 ) -> dict[Names, Type]:
     """{stored modalities: type of index}, each checked before anything is encoded.
 
     Args:
         memory_budget: of those together that "auto" chooses, an equal part each.
+        asked: whether queries are to set the effort.
     Raises: ValueError naming the index, and what is wrong with its factory or its part of the budget.
     """
     autos = sum(factory == AUTO for factory in factories.values())
@@ -89,7 +114,7 @@ def kind_of_each(
         try:
             kinds[names] = chosen_type(factory, count, width, part, recall_target, device, where)
             if where == LOCAL:
-                check_type(kinds[names].factory, width, count)
+                check_type(kinds[names].factory, width, count, asked)
         except ValueError as error:
             raise ValueError(f"the index of {names}: {error}{told if part else ''}") from None
     return kinds

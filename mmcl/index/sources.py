@@ -37,16 +37,20 @@ class Source:
     """The embedding shards that these are, or the arrays: what can be read again, and in any order."""
 
 
-def open_source(items: Any, score: Score, model: Any, modalities: Any, encoded: Any) -> Source:
+def open_source(
+    items: Any, score: Score, model: Any, modalities: Any, encoded: Any, columns: Mapping[str, str] | None = None
+) -> Source:
     """The source behind `items`; see `TupleIndex.build` for what they may be, besides a source that is open already."""
     if isinstance(items, Source):
         return items
+    if columns is not None and not is_dataset(items, "Dataset"):
+        raise ValueError(f"columns= names columns of a datasets.Dataset; the items are a {type(items).__name__}")
     if isinstance(items, str | Path) or is_folders(items):
         return shards_source(items, score, modalities)
     if isinstance(items, Mapping) and not is_dataset(items, "DatasetDict"):
         return mapping_source(items, score, model, modalities, encoded)
     if is_dataset(items, "Dataset"):
-        return dataset_source(items, score, model, modalities, encoded)
+        return dataset_source(items, score, model, modalities, encoded, columns)
     if is_dataset(items, "DatasetDict"):
         raise ValueError(f"items is a DatasetDict with the splits {sorted(map(str, items))}; pass one of them")
     raise ValueError(
@@ -73,31 +77,53 @@ def mapping_source(items: Mapping[str, Any], score: Score, model: Any, modalitie
     return Source(names, count, blocks(), shards=values if all(ready.values()) else None)
 
 
-def dataset_source(dataset: Any, score: Score, model: Any, modalities: Any, encoded: Any) -> Source:
-    """A `datasets.Dataset`: columns named as modalities are encoded, others of single values are metadata."""
+def dataset_source(
+    dataset: Any, score: Score, model: Any, modalities: Any, encoded: Any, columns: Mapping[str, str] | None
+) -> Source:
+    """A `datasets.Dataset`: the modalities' columns are encoded, others of single values are metadata."""
     from mmcl.data import as_names, named_labels, undecoded
     from mmcl.embedding import plain_columns
 
     if model is None and not encoded:
         raise ValueError("a dataset is encoded by a model; pass the model in place of the score, or encoded=True")
-    present = [name for name in score.modalities if name in dataset.column_names]
+    present = dataset_columns(dataset, score, modalities, columns)
     names = item_modalities(present, score, modalities, "the dataset")
-    rest = [name for name in plain_columns(dataset) if name not in names]
+    used = {name: present[name] for name in names}
+    rest = [column for column in plain_columns(dataset) if column not in used.values()]
     metadata = dataset.select_columns(rest).with_format("arrow")[:] if rest else None
 
-    labels = {name: named_labels(dataset, name) for name in names}
+    labels = {name: named_labels(dataset, column) for name, column in used.items()}
 
     def blocks() -> Iterator[Block]:
         start = 0
         ready: dict[str, bool] = {}
-        for columns in undecoded(dataset.select_columns(list(names))).iter(batch_size=RAW_ROWS):
-            values = {name: as_names(columns[name], labels[name]) for name in names}
+        for rows in undecoded(dataset.select_columns(list(dict.fromkeys(used.values())))).iter(batch_size=RAW_ROWS):
+            values = {name: as_names(rows[column], labels[name]) for name, column in used.items()}
             ready = ready or {name: is_encoded(values[name], name, score.dim, model, encoded) for name in names}
             block = checked_block(values, ready, score, model, start)
             start += len(block[names[0]])
             yield block, None
 
     return Source(names, len(dataset), blocks(), metadata)
+
+
+def dataset_columns(dataset: Any, score: Score, modalities: Any, columns: Mapping[str, str] | None) -> dict[str, str]:
+    """{modality: its column}, of all whose columns a dataset has, by default those of the modalities' names.
+
+    Raises: KeyError listing the dataset's columns where one of `modalities` or of `columns` is not there.
+    """
+    refuse_unknown(columns or {}, score.modalities, "columns")
+    named = {name: name for name in score.modalities} | dict(columns or {})
+    for name in [*(columns or {}), *([modalities] if isinstance(modalities, str) else modalities or [])]:
+        if named.get(name, name) not in dataset.column_names:
+            raise KeyError(f"{no_column(dataset, named.get(name, name), name)}, or do not store the modality")
+    return {name: column for name, column in named.items() if column in dataset.column_names}
+
+
+def no_column(dataset: Any, column: str, name: str) -> str:
+    """What an error says of a modality whose column a dataset lacks."""
+    there = f"no column {column!r} for modality {name!r}; the dataset has {list(dataset.column_names)}"
+    return f"{there}: name its column as columns={{{name!r}: ...}}"
 
 
 def is_folders(items: Any) -> bool:

@@ -1,6 +1,7 @@
 """Tuples of some modalities, retrieved from any of the others by one inner product."""
 
 from collections.abc import Mapping
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,9 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from mmcl.index.building import (
+    LOCAL,
     MILVUS,
     brought_metadata,
     built_on_disk,
+    check_queries,
+    check_type,
     chosen_type,
     local_tuples,
     milvus_tuples,
@@ -50,6 +54,7 @@ class TupleIndex(SavedIndex):
         *,
         encoded: Any = None,
         modalities: Any = None,
+        columns: Mapping[str, str] | None = None,
         backend: str = "faiss",
         uri: Any = None,
         collection: str = "mmcl",
@@ -66,8 +71,8 @@ class TupleIndex(SavedIndex):
         Args:
             score: a Score; or a model, whose score and fingerprint are taken now and which encodes raw values. Build
                 again after training it further: the items are not encoded anew.
-            items: {modality: (n, d) embeddings}; with a model {modality: n raw values} or a `datasets.Dataset` (columns
-                named as modalities; other columns of single values become metadata); or a folder of embedding shards.
+            items: {modality: (n, d) embeddings}; with a model {modality: n raw values} or a `datasets.Dataset` (see
+                `columns`; other columns of single values become metadata); or a folder of embedding shards.
             ids: n integers >= 0 or n non-empty strings; default 0..n-1.
             metadata: {column: n values} or a `pyarrow.Table` of n rows, in place of what the items bring along.
             factory: FAISS factory string such as "IVF64,PQ16"; "MIPS," before it adds a coordinate with which lists and
@@ -82,6 +87,7 @@ class TupleIndex(SavedIndex):
             encoded: whether items, and the bank, are embeddings. Default: without a model they are; with one, where
                 they are unit rows of the score's width.
             modalities: those of the items to store; default: all of them, which must not be all of the score's.
+            columns: {modality: column} of a dataset; default: columns named as the modalities.
             backend: "faiss", in this process; or "milvus", a collection there (extra `milvus`).
             uri: of Milvus: a path that ends in .db runs Milvus Lite in this process, http://host:port is a server or a
                 cluster.
@@ -98,12 +104,14 @@ class TupleIndex(SavedIndex):
                 memory-mapped arrays); what is returned is read from there. A build that was interrupted goes on where
                 it stopped.
             progress: show a bar, with `out`.
-        Raises: KeyError for an unknown modality or backend; ValueError that names the modality and the row, the id, the
-            metadata column, or the factory string at fault.
+        Raises: KeyError for an unknown modality, column or backend; ValueError that names the modality and the row, the
+            id, the metadata column, or the factory string at fault.
         """
+        from mmcl.index.calibrate import settled
+
         device = check_device(device)
         score, model = (score, None) if isinstance(score, Score) else (check_model(score).score, score)
-        source = open_source(items, score, model, modalities, encoded)
+        source = open_source(items, score, model, modalities, encoded, columns)
         refuse_all(source.modalities, score)
         fingerprint = source.fingerprint if model is None else model.fingerprint()
         refuse_fingerprint(source.fingerprint, fingerprint, "the embedding shards were")
@@ -112,18 +120,20 @@ class TupleIndex(SavedIndex):
         fusion = Fusion(frozen_copy(score), source.modalities)
         fusion = fusion if bank is None else fusion.with_bank(bank, model, encoded)
         where = lookup(BACKENDS, backend, "backend")
-        if queries is not None and where == MILVUS:
-            raise ValueError("queries= set the effort of indexes in this process; in Milvus give nprobe or efSearch")
         kind = chosen_type(factory, source.count, fusion.width, memory_budget, recall_target, device, where)
+        asked = None if queries is None else fusion.embedded_queries(queries, model, encoded)
+        if asked is not None:
+            check_queries(asked, source.count, where)
+        if where == LOCAL:
+            check_type(kind.factory, fusion.width, source.count, asked is not None)
         folder = TemporaryDirectory(prefix="mmcl-") if out is None and kind.mapped else None
         if out is not None or folder is not None:
             out = Path(folder.name) / "index" if folder is not None else Path(out)
-            about = {**about_index(fusion, fingerprint), **kind.about()}
-            built_on_disk(source, where, fusion, numbers, table, kind.factory, device, out, about, progress)
+            about = about_index(fusion, fingerprint)
+            settle = partial(settled, fusion, numbers, kind, asked, recall_target, device)
+            built_on_disk(source, where, fusion, numbers, table, kind.factory, device, out, about, settle, progress)
             index = cls.load(out, model, device, memory_map=True)
             index._folder = folder
-            if index.tuned(queries, recall_target, encoded).search_parameters != kind.parameters:
-                index.save(out)
             return index
         if where == MILVUS:
             made = [(collection, fusion, kind.factory)]
@@ -133,7 +143,7 @@ class TupleIndex(SavedIndex):
         index = cls(fusion, tuples)
         index.model, index.fingerprint = model, fingerprint
         index.search_parameters, index.reason = dict(kind.parameters), kind.reason
-        return index.tuned(queries, recall_target, encoded)
+        return index.tuned(asked, recall_target, True)
 
     def tuned(self, queries: Any, recall_target: float, encoded: Any = None) -> "TupleIndex":
         """The index itself, with the least effort that reaches a recall@10 (see `mmcl.index.calibrate`)."""
@@ -168,24 +178,27 @@ class TupleIndex(SavedIndex):
         hits.kind = self.kind
         return hits
 
-    def add(self, items: Any, ids: Any = None, metadata: Any = None, *, encoded: Any = None) -> None:
+    def add(
+        self, items: Any, ids: Any = None, metadata: Any = None, *, encoded: Any = None, columns: Any = None
+    ) -> None:
         """Store more items; they are found at once.
 
         Args:
             items: of the stored modalities, in any of the forms that `build` takes.
             ids: new ones, of the kind that the index has; default: the integers behind the largest there ever was.
             metadata: as in `build`; columns that it lacks, or brings along, are None elsewhere.
+            encoded, columns: as in `build`.
         Raises: ValueError naming an id that is there already (`upsert` replaces it), or what `build` would name;
             nothing is stored then.
         """
-        vectors, table, numbers = self._fused(items, ids, metadata, encoded)
+        vectors, table, numbers = self._fused(items, ids, metadata, encoded, columns)
         self._tuples.add(numbers, vectors, table)
 
-    def upsert(self, items: Any, ids: Any, metadata: Any = None, *, encoded: Any = None) -> None:
+    def upsert(self, items: Any, ids: Any, metadata: Any = None, *, encoded: Any = None, columns: Any = None) -> None:
         """Store items, in place of those that have their ids, metadata included; see `add`."""
         if ids is None:
             raise ValueError("upsert needs ids: those of the items to replace, or new ones")
-        vectors, table, numbers = self._fused(items, ids, metadata, encoded)
+        vectors, table, numbers = self._fused(items, ids, metadata, encoded, columns)
         self._tuples.upsert(numbers, vectors, table)
 
     def remove(self, ids: Any) -> None:
@@ -256,11 +269,13 @@ class TupleIndex(SavedIndex):
         about.pop("engine", None)
         return {**about, "query_modalities": list(self.query_modalities), "bytes": self._tuples.stored_bytes}
 
-    def _fused(self, items: Any, ids: Any, metadata: Any, encoded: Any) -> tuple[np.ndarray, pa.Table, Any]:
+    def _fused(
+        self, items: Any, ids: Any, metadata: Any, encoded: Any, columns: Any = None
+    ) -> tuple[np.ndarray, pa.Table, Any]:
         """Vectors, metadata and checked ids of items to be stored."""
         if isinstance(items, Mapping) and not is_dataset(items, "DatasetDict") and set(items) != set(self.modalities):
             raise ValueError(f"this index stores {list(self.modalities)}; the items have {list(items)}")
-        source = open_source(items, self.score, self.model, self.modalities, encoded)
+        source = open_source(items, self.score, self.model, self.modalities, encoded, columns)
         refuse_fingerprint(source.fingerprint, self.fingerprint, "the embedding shards were")
         numbers = None if ids is None else check_ids(ids, source.count)
         table = None if metadata is None else check_metadata(metadata, source.count)

@@ -1,13 +1,14 @@
 """A model in place of the score: raw values, datasets, shards, fingerprints."""
 
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from mmcl.index import TupleIndex
+from mmcl.index import TupleIndex, TupleIndexes
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven"]
 
@@ -200,6 +201,58 @@ def test_datasets_that_cannot_be_indexed_are_refused(dataset, model):
         TupleIndex.build(model, dataset.add_column("id", WORDS))
     with pytest.raises(ValueError, match="none of the modalities"):
         TupleIndex.build(model, dataset.select_columns(["length"]))
+
+
+def test_columns_say_which_a_modality_is(dataset, model, index):
+    """Those of other names are metadata, unless `columns` says whose they are."""
+    photos = dataset.rename_column("image", "photo")
+    built = TupleIndex.build(model, photos, ids=WORDS, columns={"image": "photo"})
+    assert built.modalities == ("image", "audio")
+    np.testing.assert_array_equal(built.search({"text": WORDS}).scores, index.search({"text": WORDS}).scores)
+    assert built.get("seven") == {"length": 5}
+    built.add(photos.select([0]), ["again"], columns={"image": "photo"})
+    built.upsert(photos.select([1]), ["one"], columns={"image": "photo"})
+    assert built.get(["again", "one"]) == [{"length": 3}, {"length": 3}]
+    for hits in built.search({"text": WORDS}, k=8):
+        found = {key: score for key, score, _ in hits}
+        assert found["one"] == pytest.approx(found["two"], rel=1e-5)
+    told = r"no column '{}' for modality 'image'; the dataset has \['photo', 'audio', 'length', 'parts'\]: name its "
+    with pytest.raises(KeyError, match=told.format("foto") + r"column as columns=\{'image': ...\}"):
+        TupleIndex.build(model, photos, columns={"image": "foto"})
+    with pytest.raises(KeyError, match=told.format("image")):
+        TupleIndex.build(model, photos, modalities=("image", "audio"))
+    with pytest.raises(KeyError, match=told.format("image")):
+        built.add(photos.select([2]), ["third"])
+    with pytest.raises(KeyError, match=r"unknown modality 'imag' in columns"):
+        TupleIndex.build(model, photos, columns={"imag": "photo"})
+    with pytest.raises(ValueError, match="columns= names columns of a datasets.Dataset; the items are a dict"):
+        TupleIndex.build(model, {"image": WORDS}, columns={"image": "photo"})
+
+
+def test_a_modality_whose_column_is_missing_is_not_left_out_in_silence(dataset, model):
+    """Several indexes divide all modalities: one that is not found would be missed only by a search."""
+    other = dataset.add_column("words", WORDS)
+    with pytest.raises(KeyError, match=r"no column 'text'.*, or leave the modality out on purpose, as with stored=\["):
+        TupleIndexes.build(model, other)
+    assert TupleIndexes.build(model, other, stored=[("image",)]).stored == [("image",)]
+    indexes = TupleIndexes.build(model, other, columns={"text": "words"})
+    assert ("image", "text") in indexes.stored
+    assert indexes.get(2) == {"length": 5}
+    indexes.add(other.select([0]), columns={"text": "words"})
+    assert len(indexes) == 8
+
+
+@pytest.mark.parametrize("factory", ["PQ4x4", "HNSW16,SQ8"])
+def test_queries_that_codes_alone_cannot_answer_are_refused_before_anything_is_encoded(model, factory, tmp_path):
+    items = {"image": [f"word {row}" for row in range(40)]}
+    for built in (TupleIndex.build, partial(TupleIndexes.build, stored=[("image",)])):
+        with pytest.raises(ValueError, match=f"factory '{factory}' holds codes alone, .*'{factory},RFlat' does"):
+            built(model, items, factory=factory, queries={"text": WORDS})
+        with pytest.raises(ValueError, match="there are 0 queries and 40 items"):
+            built(model, items, queries={"text": np.empty((0, 16), np.float32)})
+        with pytest.raises(ValueError, match="in Milvus give nprobe"):
+            built(model, items, backend="milvus", uri=str(tmp_path / "m.db"), queries={"text": WORDS})
+    assert all("image" not in call for call in model.calls)
 
 
 def test_embeddings_in_a_dataset_need_no_model(make_score, unit_rows):

@@ -1,13 +1,14 @@
 """Indexes that are built on disk, and read from there: the same answers as in memory."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mmcl.index import TupleIndex
+from mmcl.index import TupleIndex, TupleIndexes
 from mmcl.index.stored_table import StoredTable
 from mmcl.shards import ShardWriter
 
@@ -90,6 +91,30 @@ def test_ids_bank_and_rows_of_an_error_count_over_all_shards(make_score, shards,
     np.save(file, rows)
     with pytest.raises(ValueError, match="audio: row 330 holds NaN"):
         TupleIndex.build(score, shards, **options, out=tmp_path / "p")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_index_counts_only_once_its_effort_is_measured(several, make_score, shards, queries, tmp_path, monkeypatch):
+    """Whoever loads a folder finds the effort that was asked for, never one that nobody chose."""
+    score, out = make_score("pairs_and_hadamard", 3, 16), tmp_path / "out"
+    built = partial(TupleIndexes.build, stored=[STORED]) if several else partial(TupleIndex.build, modalities=STORED)
+    options = {"factory": "IVF16,Flat", "queries": {"text": queries}, "recall_target": 0.5, "out": out}
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mmcl.index.calibrate.fit_effort", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            built(score, shards, **options)
+        assert not list(out.rglob("manifest.json")), "no version counts"
+    with monkeypatch.context() as patch:
+        patch.setattr("mmcl.index.disk_build.trained", interrupt)  # the training is not done again
+        index = built(score, shards, **options)
+    loaded = type(index).load(out)
+    index, loaded = (each.storing(STORED) if several else each for each in (index, loaded))
+    assert index.search_parameters == loaded.search_parameters
+    assert loaded.search_parameters.keys() == {"nprobe"}
 
 
 def test_an_interrupted_build_goes_on(make_score, shards, queries, tmp_path, monkeypatch):
