@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mmcl.files import save_tensors
+from mmcl.files import refuse_file, save_tensors
 from mmcl.model import WEIGHTS, MultimodalModel, load_weights
 from mmcl.progress import Reporter
 
@@ -36,6 +36,8 @@ class Checkpoints:
         self.main = main
         if resume and out is None:
             raise ValueError("resume=True needs `out`, the folder of the run to go on with")
+        if self.out is not None:
+            refuse_file(self.out, "a run is kept")
         if self.latest() is not None and not resume:
             raise ValueError(f"{self.out} holds a run already; pass resume=True (--resume) or another folder")
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from mmcl.encoders import categories, small_audio, small_image
+from mmcl.files import made_folder
 from mmcl.index import TupleIndex
 from mmcl.metrics.retrieval import recall_from_hits
 from mmcl.model import MultimodalModel
@@ -74,8 +75,7 @@ def run_demo(
     """
     from mmcl.demo_figures import draw_results
 
-    start, out = time.perf_counter(), Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    start, out = time.perf_counter(), made_folder(out, "the demo is written")
     say("Handwritten and spoken digits (the first run synthesises the speech)")
     world = digit_world(seed)
     trained = {}

@@ -1,4 +1,4 @@
-"""Files: checksums, and weights written as other files are."""
+"""Files and folders: checksums, weights written as other files are, folders that are none."""
 
 import hashlib
 import os
@@ -29,3 +29,21 @@ def save_tensors(tensors: Mapping[str, Tensor], file: str | Path, metadata: dict
     umask = os.umask(0)
     os.umask(umask)
     os.chmod(file, 0o666 & ~umask)
+
+
+def refuse_file(folder: Path, what: str) -> None:
+    """ValueError where there cannot be such a folder, since it, or one above it, is a file.
+
+    Args:
+        what: who asks for one, such as "an index is saved".
+    """
+    there = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    if there is not None and not there.is_dir():
+        raise ValueError(f"{there} is a file; {what} as a folder")
+
+
+def made_folder(folder: str | Path, what: str) -> Path:
+    """The folder, with those above it; ValueError as `refuse_file`."""
+    refuse_file(Path(folder), what)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return Path(folder)

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mmcl.files import sha256
+from mmcl.files import made_folder, sha256
 from mmcl.shard_files import (
     KEY,
     Folder,
@@ -57,7 +57,7 @@ class ShardWriter:
         if not (self.folder / MANIFEST).is_file():
             if self.folder.is_dir() and any(self.folder.iterdir()):
                 raise ValueError(f"{self.folder} is not empty and holds no {MANIFEST}; choose another folder")
-            self.folder.mkdir(parents=True, exist_ok=True)
+            made_folder(self.folder, "embeddings are written")
             return
         manifest = read_manifest(self.folder)
         differing = sorted(key for key in self.run if manifest["run"].get(key) != self.run[key])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64
 from torch import Tensor, nn
 
 from mmcl.arrays import NORM_TOLERANCE, as_rows, off_unit_norm
@@ -110,11 +110,25 @@ def has_unit_rows(value: Any, dim: int) -> bool:
     return floats and not any(off_unit_norm(as_rows(block, "")).any() for block in blocks)
 
 
-def as_embeddings(value: Any, name: str, dim: int) -> Float32[Tensor, "n dim"]:
-    """(n, dim) float32 on the CPU, the caller's own memory where it is that already."""
+def as_embeddings(value: Any, name: str, dim: int, start: int = 0) -> Float32[Tensor, "n dim"]:
+    """(n, dim) float32 on the CPU, the caller's own memory where it is that already; errors count rows from `start`."""
     if isinstance(value, list | tuple) and not len(value):
         value = np.empty((0, dim), np.float32)
-    return as_rows(value, name, dim).detach().to("cpu", torch.float32)
+    rows = as_rows(value, name, dim).detach()
+    single = rows.to("cpu", torch.float32)
+    if rows.dtype == torch.float64:
+        refuse_beyond_single(rows.cpu(), single, name, start)
+    return single
+
+
+def refuse_beyond_single(
+    rows: Float64[Tensor, "n dim"], single: Float32[Tensor, "n dim"], name: str, start: int
+) -> None:
+    """ValueError for the first row that is finite and not zero, and not so in float32."""
+    lost = single.isinf() & rows.isfinite() | (single == 0).all(dim=1, keepdim=True) & (rows != 0)
+    if lost.any():
+        row, column = (int(each) for each in lost.nonzero()[0])
+        raise ValueError(f"{name}: row {row + start} holds {rows[row, column]:g}, which is beyond float32")
 
 
 def encode(model: Any, values: Mapping[str, Any], dim: int, start: int = 0) -> dict[str, Tensor]:

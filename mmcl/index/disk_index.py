@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from mmcl.files import made_folder
 from mmcl.index.building import EXACT
 from mmcl.index.disk_build import WORK, build_steps
 from mmcl.index.disk_source import ArrayShards, Pass, SharedShards, Steps, Vectors, run_steps, shard_blocks, share
@@ -47,8 +48,7 @@ def build_folder(
         settle: given the backend, returns what else it says, such as the effort of searches. It is asked before the
             index counts: whoever loads it never finds an effort that nobody chose.
     """
-    if out.is_dir():
-        refuse_foreign_folder(out)
+    refuse_foreign_folder(made_folder(out, "an index is saved"))
     work = out / BUILDING
     work.mkdir(parents=True, exist_ok=True)
     with one_builder(work):

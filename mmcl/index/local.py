@@ -145,6 +145,8 @@ class LocalTuples:
         keep = now.chosen(where)
         scores, rows = best_rows(now, queries, k, keep, parameters)
         counts = (rows >= 0).sum(axis=1)
+        if counts.min(initial=k) < k:  # FAISS pads with the lowest number there is
+            scores = np.where(rows < 0, np.float32(-np.inf), scores)
 
         def look_up() -> list[list[dict[str, Any]]]:
             return split_by(now.items.metadata_at(rows[rows >= 0]), counts)

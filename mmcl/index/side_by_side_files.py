@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcl import __version__
+from mmcl.files import refuse_file
 from mmcl.index.store import (
     BUILDING,
     DRAFT,
@@ -164,9 +165,8 @@ def refuse_alone(path: Path, manifest: Mapping[str, Any]) -> None:
 
 def refuse_foreign(path: Path, folders: Iterable[str]) -> None:
     """ValueError where `path` is a file, or holds something that a save of these folders would spoil."""
+    refuse_file(path, "indexes are saved")
     if not path.is_dir():
-        if path.exists():
-            raise ValueError(f"{path} is a file; indexes are saved as a folder")
         return
     entries = [(entry, (entry / MANIFEST).exists()) for entry in sorted(path.iterdir())]
     before = folders_there(path)  # read last: another writer may have finished its first save meanwhile

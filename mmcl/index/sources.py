@@ -183,7 +183,7 @@ def checked_block(
 ) -> dict[str, Tensor]:
     """{modality: (rows, d) float32 on the CPU}; errors count rows from `start`."""
     raw = {name: value for name, value in values.items() if not ready[name]}
-    rows = {name: as_embeddings(value, name, score.dim) for name, value in values.items() if ready[name]}
+    rows = {name: as_embeddings(value, name, score.dim, start) for name, value in values.items() if ready[name]}
     rows |= encode(model, raw, score.dim, start) if raw else {}
     for name, part in rows.items():
         refuse_bad_rows(part, name, start)

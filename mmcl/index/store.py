@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mmcl import __version__
-from mmcl.files import sha256
+from mmcl.files import made_folder, sha256
 
 FORMAT, TOGETHER = "mmcl.tuple_index", "mmcl.tuple_indexes"
 FORMAT_VERSION = 2
@@ -57,9 +57,7 @@ def write_version(
     Raises: ValueError where the folder holds something else, or another version than expected; TimeoutError where
         another writer holds the lock for a minute; OSError where the disk does not take it.
     """
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file; an index is saved as a folder")
-    path.mkdir(parents=True, exist_ok=True)
+    made_folder(path, "an index is saved")
     refuse_foreign_folder(path)
     with locked(path):
         refuse_changed(path, expected)

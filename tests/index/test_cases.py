@@ -205,6 +205,7 @@ def test_items_whose_score_is_beyond_float32_repeat_no_other(build, make_score, 
         ids = hits.ids[0, : hits.counts[0]].tolist()
         assert len(set(ids)) == len(ids) and 3 not in ids and 30 not in ids
         assert ids[0] == 9
+        assert (hits.scores[0, hits.counts[0] :] == -np.inf).all()
 
 
 def test_metadata_columns_of_lists_take_empty_ones_and_others(build, items):

@@ -1,5 +1,7 @@
 """What a search and a build take, in every layout, and what they refuse by name."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -120,6 +122,18 @@ def test_rows_whose_square_float32_does_not_hold_are_taken(size):
     np.testing.assert_allclose(index.search({"b": np.eye(1, 4)}, k=1).scores, [[np.float32(size)]])
     hits = TupleIndex.build(score, {"a": np.eye(3, 4)}).search({"b": rows[1:2]}, k=1)
     assert hits.ids.tolist() == [[1]]
+
+
+@pytest.mark.parametrize("value", [1e200, -1e39, 1e-200])
+def test_doubles_that_float32_does_not_hold_are_named_by_row(value):
+    rows = np.eye(4)
+    rows[2] *= value
+    score = SumOfPairs(("a", "b"), 4)
+    told = f"{{}}: row 2 holds {re.escape(format(value, 'g'))}, which is beyond float32"
+    with pytest.raises(ValueError, match=told.format("a")):
+        TupleIndex.build(score, {"a": rows})
+    with pytest.raises(ValueError, match=told.format("b")):
+        TupleIndex.build(score, {"a": np.eye(4)}).search({"b": rows})
 
 
 def test_bad_row_of_a_later_block_is_counted_from_the_start(make_score, monkeypatch, items):
