@@ -191,12 +191,15 @@ def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
                     best = share
                     front.append((speed, share))
             axis.plot(*zip(*front, strict=True), marker="o", markersize=3, color=colour, label=row["factory"])
-        axis.axhline(0.95, color="#555555", linestyle="--", linewidth=1)
-        axis.axvline(1, color="#555555", linestyle=":", linewidth=1)
-        axis.set(xscale="log", xlabel="times the speed of exact search", title=f"{kind} vectors", ylim=(0.3, 1.01))
+        axis.axhline(0.95, color="#555555", linestyle="--", linewidth=1, label="recall 0.95")
+        axis.axvline(1, color="#555555", linestyle=":", linewidth=1, label="exact search (Flat)")
+        count = next(row["count"] for row in rows if row["kind"] == kind)
+        axis.set(xscale="log", xlabel="times the speed of exact search", ylim=(0.3, 1.01))
+        axis.set_title(f"{count:,} {kind} vectors")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel(f"recall@{K}")
-    axes[0][0].legend(fontsize=8, loc="lower left")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=9, frameon=False, loc="outside right center")
     figure.savefig(path, dpi=130)
 
 

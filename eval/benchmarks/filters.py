@@ -111,26 +111,30 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
 
     factories = list(dict.fromkeys(row["factory"] for row in rows))
     figure, axes = plt.subplots(
-        2, len(factories), figsize=(3.1 * len(factories), 5.4), layout="constrained", sharey="row"
+        2, len(factories), figsize=(2.6 * len(factories), 5.6), layout="constrained", sharey="row", squeeze=False
     )
+    ways = {"looked at": ("every row left is compared", "#2563a8"), "searched": ("the index is searched", "#d97b29")}
+    kinds = {"random": ("rows left at random", "-"), "far": ("rows left far from the queries", "--")}
     for column, factory in zip(axes.T, factories, strict=True):
-        column[0].set_title(factory, fontsize=8)
-        for kind, style in (("random", "-"), ("far", "--")):
+        column[0].set_title(factory.replace("RR128,", "RR128,\n"), fontsize=10)
+        for kind, (left, style) in kinds.items():
             part = [row for row in rows if (row["factory"], row["kind"]) == (factory, kind)]
             shares = [row["share"] for row in part]
-            for way, colour in (("looked at", "#2563a8"), ("searched", "#d97b29")):
-                label = f"{way}, {kind}"
+            for way, (told, colour) in ways.items():
+                label = f"{told}, {left}"
                 column[0].plot(shares, [row[way]["recall"] for row in part], style, color=colour, label=label)
                 times = [row[way]["milliseconds"][BATCHES[1]] for row in part]
                 column[1].plot(shares, times, style, color=colour, label=label)
         for axis in column:
-            axis.axvline(EXACT_SHARE_OF_SCANS if factory == "Flat" else EXACT_SHARE, color="#6b7280", lw=1, ls=":")
+            switch = EXACT_SHARE_OF_SCANS if factory == "Flat" else EXACT_SHARE
+            axis.axvline(switch, color="#6b7280", lw=1, ls=":", label="where mmcl changes from one to the other")
             axis.set_xscale("log")
             axis.spines[["top", "right"]].set_visible(False)
         column[1].set(yscale="log", xlabel="share of rows left")
     axes[0, 0].set_ylabel("recall@10")
     axes[1, 0].set_ylabel("ms, 32 queries")
-    axes[0, 0].legend(frameon=False, fontsize=7, loc="lower right")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=10, loc="outside lower center", ncol=3)
     figure.savefig(file, dpi=110)
 
 
