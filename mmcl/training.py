@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mmcl.batching import Batch, BatchMaker, batches, planned_steps
 from mmcl.checkpoints import Checkpoints
+from mmcl.chunks import encode_in_chunks
 from mmcl.inputs import map_inputs
 from mmcl.losses import TUPLE_LOSSES
 from mmcl.model import MultimodalModel
@@ -77,7 +78,7 @@ def fit(
     accelerator = make_accelerator(s.precision, s.accumulate, unused=has_neutral(model))
     rank, world = accelerator.process_index, accelerator.num_processes
     maker = BatchMaker(model, dataset, columns, groups, s.cache_inputs)
-    objective = Objective(model, s.loss, s.loss_options, maker.groups, gather=world > 1)
+    objective = Objective(model, s.loss, s.loss_options, maker.groups, world > 1, s.chunk_size)
     per_epoch, total = planned_steps(maker.count, s.epochs, s.steps, s.batch_size, s.accumulate, world)
     optimiser = torch.optim.AdamW(parameter_groups(model, s.weight_decay), lr=s.lr, betas=s.betas, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, warmup_then_cosine(total, s.warmup))
@@ -121,10 +122,16 @@ class Objective(nn.Module):
     """Model and loss as one module, so that wrappers for many processes see a single forward."""
 
     def __init__(
-        self, model: MultimodalModel, loss: str, options: Mapping[str, Any], groups: Mapping[str, str], gather: bool
+        self,
+        model: MultimodalModel,
+        loss: str,
+        options: Mapping[str, Any],
+        groups: Mapping[str, str],
+        gather: bool,
+        chunk_size: int | None = None,
     ):
         super().__init__()
-        self.model = model
+        self.model, self.chunk_size = model, chunk_size
         self.function = lookup(TUPLE_LOSSES, loss, "loss")
         self.options = dict(options)
         refuse_unknown_options(loss, self.function, options)
@@ -139,7 +146,8 @@ class Objective(nn.Module):
         options: dict[str, Any] = {"groups": groups} if self.contrastive else {}
         if self.random:
             options["generator"] = torch.Generator().manual_seed(seed)
-        return self.function(self.model.score, self.model(inputs), **options, **self.options)
+        encoded = encode_in_chunks(self.model, inputs, self.chunk_size) if self.chunk_size else self.model(inputs)
+        return self.function(self.model.score, encoded, **options, **self.options)
 
 
 def refuse_unknown_options(loss: str, function: Callable[..., Tensor], options: Mapping[str, Any]) -> None:

@@ -20,6 +20,9 @@ class FitSettings(Settings):
     """Optimiser steps, in place of epochs; a stream needs it."""
     batch_size: int = Field(256, ge=2)
     """Rows a process and forward pass. With the contrastive loss the rows of all processes are candidates."""
+    chunk_size: int | None = Field(None, ge=1)
+    """Rows that go through the encoders at once; activations are made again for the backward pass. The loss, its
+    candidates and the gradients stay those of the whole batch, so that it can be larger than its activations allow."""
     lr: float = Field(1e-3, gt=0)
     """Peak of the rate, after a linear warm-up; then a cosine down to 0."""
     warmup: float = Field(0.1, ge=0, lt=1)

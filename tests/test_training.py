@@ -228,13 +228,14 @@ def test_a_wholly_frozen_model_is_refused(data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("neutral", [False, True])
-def test_two_processes_train_as_one_on_the_global_batch(tmp_path, neutral):
+@pytest.mark.parametrize(("neutral", "chunk_size"), [(False, []), (True, []), (True, ["10"])])
+def test_two_processes_train_as_one_on_the_global_batch(tmp_path, neutral, chunk_size):
+    """With encoders and losses in chunks on two, and whole on one."""
     worker = str(Path(__file__).with_name("fit_ranks.py"))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", worker]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     options = {"env": environment, "check": True, "capture_output": True, "timeout": 300}
-    subprocess.run([*launch, str(tmp_path / "two"), "32", str(neutral)], **options)
+    subprocess.run([*launch, str(tmp_path / "two"), "32", str(neutral), *chunk_size], **options)
     subprocess.run([sys.executable, worker, str(tmp_path / "one"), "64", str(neutral)], **options)
     two = MultimodalModel.from_pretrained(tmp_path / "two" / "model").state_dict()
     one = MultimodalModel.from_pretrained(tmp_path / "one" / "model").state_dict()

@@ -4,21 +4,38 @@ import torch
 from torch import Tensor, distributed
 
 
-def gather_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+def gather_rows(rows: dict[str, Tensor]) -> tuple[dict[str, Tensor], slice]:
     """Concatenate each tensor's rows over all ranks, in rank order; ranks may hold different numbers of rows.
 
     The gradient of a gathered row flows back to its own rank, summed over the ranks that used it.
+    Returns: the tensors, and which of their rows are this rank's own.
     Raises: RuntimeError where torch.distributed is not initialised.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         raise RuntimeError("gather=True needs torch.distributed: run under torchrun or accelerate, or leave it out")
-    return {name: _gather(tensor) for name, tensor in rows.items()}
+    if not rows:
+        return {}, slice(0, 0)
+    first = next(iter(rows.values()))
+    counts = first.new_zeros(distributed.get_world_size(), dtype=torch.long)
+    counts[distributed.get_rank()] = len(first)
+    distributed.all_reduce(counts)
+    sizes = counts.tolist()
+    start = sum(sizes[: distributed.get_rank()])
+    return {name: _gather(tensor, sizes) for name, tensor in rows.items()}, slice(start, start + len(first))
 
 
-def _gather(tensor: Tensor) -> Tensor:
-    counts = [torch.zeros(1, dtype=torch.long, device=tensor.device) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(counts, torch.tensor([len(tensor)], device=tensor.device))
-    sizes = [int(count) for count in counts]
+def mean_over_ranks(loss: Tensor, own: slice, count: int) -> Tensor:
+    """The mean over all rows, of each rank's mean over its own.
+
+    Its gradients are those of this rank's part times the number of ranks: averaged over ranks they are the whole's.
+    """
+    part = loss * ((own.stop - own.start) * distributed.get_world_size() / count)
+    whole = part.detach().clone()
+    distributed.all_reduce(whole)
+    return part + (whole / distributed.get_world_size() - part.detach())
+
+
+def _gather(tensor: Tensor, sizes: list[int]) -> Tensor:
     padding = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
     parts = _AllGather.apply(torch.cat([tensor, padding]))
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])

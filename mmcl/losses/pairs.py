@@ -4,18 +4,24 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from mmcl.arrays import as_float_tensor, as_rows, full_precision, same_length, same_precision
+from mmcl.losses.questions import Question, cross_entropy
 from mmcl.tables import lookup
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"mean": torch.mean, "none": lambda losses: losses}
 
 
 def info_nce(
-    query: Any, key: Any, negatives: Any = None, scale: float | Tensor = 1.0, reduction: str = "mean"
+    query: Any,
+    key: Any,
+    negatives: Any = None,
+    scale: float | Tensor = 1.0,
+    reduction: str = "mean",
+    block_size: int | None = None,
 ) -> Float[Tensor, "..."]:
     """Cross-entropy of finding each query's own key among its candidates, the key itself included.
 
@@ -24,7 +30,9 @@ def info_nce(
         negatives: None for the other keys of the batch; (k, d) shared by all queries; (n, k, d) for each its own.
         scale: inverse temperature.
         reduction: "mean" over queries or "none" for (n,).
-    Returns: nats. Allocates O(n * candidates).
+        block_size: without negatives, rows of logits held at once, with the same value and gradients (but no second
+            derivatives). None chooses: dense up to 4096 rows.
+    Returns: nats. Dense memory O(n * candidates); blockwise O(block_size * n).
     Raises: ValueError for shapes that do not fit, or a batch of one without negatives.
     Source: van den Oord et al. 2018, eq. 4.
     """
@@ -37,11 +45,11 @@ def info_nce(
     with full_precision(query.device):
         if negatives is None:
             refuse_lonely(len(query))
-            logits = scale * query @ key.T
-            own = torch.arange(len(query), device=query.device)
-        else:
-            logits = scale * torch.cat([(query * key).sum(1, keepdim=True), _against(query, negatives)], dim=1)
-            own = torch.zeros(len(query), dtype=torch.long, device=query.device)
+            return cross_entropy(Question(scale * query, key), block_size, mean=reduction == "mean")
+        if block_size is not None:
+            raise ValueError("block_size is for the batch's own keys; with negatives leave it out")
+        logits = scale * torch.cat([(query * key).sum(1, keepdim=True), _against(query, negatives)], dim=1)
+        own = torch.zeros(len(query), dtype=torch.long, device=query.device)
         return reduce(F.cross_entropy(logits, own, reduction="none"))
 
 
@@ -60,13 +68,3 @@ def refuse_lonely(count: int) -> None:
     """A batch of one has no negatives: its loss would be silently 0."""
     if count < 2:
         raise ValueError(f"a contrastive loss needs at least 2 rows, got {count}: a lone row has no negatives")
-
-
-def answer_among(
-    logits: Float[Tensor, "n candidates"], right: Bool[Tensor, "n candidates"] | None = None
-) -> Float[Tensor, " n"]:
-    """-log of the softmax mass on each row's right candidates (default: the diagonal), per row in nats."""
-    everything = logits.logsumexp(dim=1)
-    if right is None:
-        return everything - logits.diagonal()
-    return everything - logits.masked_fill(~right, -torch.inf).logsumexp(dim=1)

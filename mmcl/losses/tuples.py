@@ -5,27 +5,23 @@ Each asks the score for query and item vectors only, so one code path serves eve
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import combinations
+from itertools import permutations
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from mmcl.arrays import Embeddings, as_rows, as_tensor, full_precision, refuse_unknown, same_length, same_precision
-from mmcl.losses.gathering import gather_rows
-from mmcl.losses.pairs import answer_among, info_nce, refuse_lonely
+from mmcl.arrays import Embeddings, as_rows, as_tensor, refuse_unknown, same_length, same_precision
+from mmcl.losses.gathering import gather_rows, mean_over_ranks
+from mmcl.losses.pairs import info_nce, refuse_lonely
+from mmcl.losses.questions import Question, cross_entropy
 from mmcl.scores import Score, SumOfPairs
 from mmcl.tables import lookup
 
 Guess = Literal["each"] | Iterable[Iterable[str]]
 Rows = dict[str, Tensor]
-
-DENSE_LIMIT = 4096
-"""Batch size up to which one (n, n) matrix of logits is built; above it, blocks of this many rows."""
 
 
 def contrastive_loss(
@@ -50,9 +46,11 @@ def contrastive_loss(
         groups: {modality: (n,) integers}. Candidates equal to the answer in EVERY guessed modality are the same
             answer: their exponentials are summed in the numerator and stay in the denominator. A modality without
             groups counts as all distinct, a shuffled copy of the row itself too.
-        block_size: rows of logits held at once; the backward pass recomputes them. None chooses: dense up to 4096 rows.
-        gather: use the rows of all ranks as candidates (torch.distributed). Every rank then returns the global loss;
-            gradients of parameters are right after averaging over ranks, as DDP does.
+        block_size: rows of logits held at once, with the same value and gradients (but no second derivatives). None
+            chooses: dense up to 4096 rows.
+        gather: use the rows of all ranks as candidates (torch.distributed); each rank asks for its own rows, of which
+            ranks may have different numbers. Every rank returns the global loss; gradients of parameters are right
+            after averaging over ranks, as DDP does.
         generator: of the shuffles (CPU).
     Returns: mean over guesses and rows, in nats. Dense memory O(n^2) a guess; blockwise O(block_size * n).
     Raises: KeyError for an unknown or missing modality; ValueError for a batch of one, a guess that leaves nothing
@@ -62,16 +60,17 @@ def contrastive_loss(
     """
     shuffle = lookup({"batch": False, "shuffled": True}, candidates, "candidates")
     rows, groups = _checked(score, embeddings), _checked_groups(score, embeddings, groups)
+    own = slice(0, same_length(rows))
     if gather:
-        rows, groups = gather_rows(rows), gather_rows(groups)
+        (rows, own), groups = gather_rows(rows), gather_rows(groups)[0]
     count = same_length(rows)
     refuse_lonely(count)
     losses = []
     for guessed in guessed_tuples(score.modalities, guess):
         orders = _permutations(guessed, count, generator) if shuffle else {}
-        question = _question(score, rows, groups, guessed, orders)
-        losses.append(_mean_over_rows(question, block_size))
-    return torch.stack(losses).mean()
+        losses.append(cross_entropy(_question(score, rows, groups, guessed, orders, own), block_size))
+    loss = torch.stack(losses).mean()
+    return mean_over_ranks(loss, own, count) if gather else loss
 
 
 def joint_loss(
@@ -102,23 +101,22 @@ def joint_loss(
     return log_mean - score(rows).mean()
 
 
-def pairwise_loss(score: Score, embeddings: Embeddings) -> Float[Tensor, ""]:
+def pairwise_loss(score: Score, embeddings: Embeddings, block_size: int | None = None) -> Float[Tensor, ""]:
     """Mean over pairs of modalities of CLIP's symmetric loss, as sums of pairs are trained in practice.
 
     Args:
         score: a `SumOfPairs` (TypeError otherwise).
         embeddings: {modality: (n, d)} for every modality, n >= 2.
-    Returns: nats. Memory O(n^2) a pair.
+        block_size: as in `contrastive_loss`.
+    Returns: nats. Dense memory O(n^2) a pair; blockwise O(block_size * n).
     Source: Radford et al. 2021, figure 3, for each pair.
     """
     if not isinstance(score, SumOfPairs):
         raise TypeError(f"pairwise_loss trains SumOfPairs, got {type(score).__name__}; use contrastive_loss")
     rows = _checked(score, embeddings)
     refuse_lonely(same_length(rows))
-    losses = [
-        (info_nce(rows[a], rows[b], scale=score.scale) + info_nce(rows[b], rows[a], scale=score.scale)) / 2
-        for a, b in combinations(score.modalities, 2)
-    ]
+    pairs = [(rows[a], rows[b]) for a, b in permutations(score.modalities, 2)]
+    losses = [info_nce(query, key, scale=score.scale, block_size=block_size) for query, key in pairs]
     return torch.stack(losses).mean()
 
 
@@ -140,64 +138,18 @@ def guessed_tuples(modalities: tuple[str, ...], guess: Guess) -> list[tuple[str,
     return tuples
 
 
-@dataclass(frozen=True)
-class Question:
-    """Guessing one tuple from the rest: `query @ item.T` are the logits, row a's own answer is candidate a."""
-
-    query: Float[Tensor, "n width"]
-    item: Float[Tensor, "n width"]
-    own_item: Float[Tensor, "n width"]
-    keys: list[tuple[Int[Tensor, " n"], Int[Tensor, " n"]]]
-    """(answer's group, candidate's group) of each guessed modality; empty where every row is its own answer."""
-
-
-def _question(score: Score, rows: Rows, groups: Rows, guessed: tuple[str, ...], orders: dict[str, Tensor]) -> Question:
-    rest = {name: row for name, row in rows.items() if name not in guessed}
-    own = {name: rows[name] for name in guessed}
-    own_item = score.item_vectors(own)
-    item = score.item_vectors({name: own[name][orders[name]] for name in guessed}) if orders else own_item
+def _question(
+    score: Score, rows: Rows, groups: Rows, guessed: tuple[str, ...], orders: dict[str, Tensor], own: slice
+) -> Question:
+    """Guessing one tuple of each of the rows `own` from the rest of it, among the tuples of all rows."""
+    rest = {name: row[own] for name, row in rows.items() if name not in guessed}
+    answers = {name: rows[name] for name in guessed}
+    own_item = score.item_vectors({name: row[own] for name, row in answers.items()}) if orders else None
+    item = score.item_vectors({name: row[orders[name]] if orders else row for name, row in answers.items()})
     keys = []
     if all(name in groups for name in guessed):
-        keys = [(groups[name], groups[name][orders[name]] if orders else groups[name]) for name in guessed]
-    return Question(score.query_vectors(rest), item, own_item, keys)
-
-
-def _mean_over_rows(question: Question, block_size: int | None) -> Float[Tensor, ""]:
-    """Mean loss over rows, by blocks of them; a block's logits are rebuilt in the backward pass."""
-    count = len(question.query)
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size must be at least 1, got {block_size}")
-    block = min(block_size or DENSE_LIMIT, count)
-    with full_precision(question.query.device):
-        if block == count:
-            return _row_losses(question, 0, count).mean()
-        sums = [checkpoint(_summed, question, start, block, use_reentrant=False) for start in range(0, count, block)]
-        return torch.stack(sums).sum() / count
-
-
-def _summed(question: Question, start: int, block: int) -> Float[Tensor, ""]:
-    return _row_losses(question, start, min(start + block, len(question.query))).sum()
-
-
-def _row_losses(question: Question, start: int, stop: int) -> Float[Tensor, " block"]:
-    part = slice(start, stop)
-    logits = question.query[part] @ question.item.T
-    own = torch.zeros_like(logits, dtype=torch.bool)
-    own.diagonal(start).fill_(True)
-    if question.item is not question.own_item:
-        true = (question.query[part] * question.own_item[part]).sum(1)
-        logits = torch.where(own, true.unsqueeze(1), logits)
-    return answer_among(logits, own | _same_answer(question, part) if question.keys else own)
-
-
-def _same_answer(question: Question, part: slice) -> Bool[Tensor, "block n"]:
-    """Where a candidate equals the answer in every guessed modality."""
-    same: Bool[Tensor, "block n"] | None = None
-    for answer, candidate in question.keys:
-        equal = answer[part].unsqueeze(1) == candidate.unsqueeze(0)
-        same = equal if same is None else same & equal
-    assert same is not None
-    return same
+        keys = [(groups[n][own], groups[n][orders[n]] if orders else groups[n]) for n in guessed]
+    return Question(score.query_vectors(rest), item, own_item, own.start, keys)
 
 
 def _permutations(names: Iterable[str], count: int, generator: torch.Generator | None) -> dict[str, Tensor]:

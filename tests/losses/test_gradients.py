@@ -4,8 +4,7 @@ import open_clip
 import pytest
 import torch
 
-from mmcl.losses import contrastive_loss, joint_loss, pairwise_loss
-from mmcl.losses import tuples as tuples_module
+from mmcl.losses import blockwise, contrastive_loss, joint_loss, pairwise_loss, questions
 from mmcl.scores import Hadamard, SumOfPairs
 
 DIM = 3
@@ -87,14 +86,15 @@ def test_blockwise_equals_dense_in_value_and_gradient(kind, options, block_size,
 def test_large_batches_are_blocked_without_asking(make_score, unit_embeddings, monkeypatch):
     score, embeddings = make_score("hadamard", 3, DIM), unit_embeddings(3, 23, DIM)
     dense = contrastive_loss(score, embeddings)
-    heights, row_losses = [], tuples_module._row_losses
+    heights, losses_and_mass = [], blockwise.losses_and_mass
 
-    def spy(question, start, stop):
-        heights.append(stop - start)
-        return row_losses(question, start, stop)
+    def spy(question, part, *rest):
+        heights.append(part.stop - part.start)
+        return losses_and_mass(question, part, *rest)
 
-    monkeypatch.setattr(tuples_module, "_row_losses", spy)
-    monkeypatch.setattr(tuples_module, "DENSE_LIMIT", 10)
+    monkeypatch.setattr(blockwise, "losses_and_mass", spy)
+    monkeypatch.setattr(questions, "DENSE_LOGITS", 23 * 23 - 1)
+    monkeypatch.setattr(questions, "BLOCK_LOGITS", 10 * 23 + 9)
     torch.testing.assert_close(contrastive_loss(score, embeddings), dense)
     assert heights == [10, 10, 3] * 3
 
