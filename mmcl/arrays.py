@@ -105,6 +105,9 @@ def refuse_bad_rows(rows: Tensor, name: str, offset: int = 0) -> None:
     if not len(rows):
         return
     norms = torch.linalg.vector_norm(rows.detach(), dim=1)
+    least, most = norms.aminmax()  # NaN where there is one
+    if least > 0 and most < torch.inf:
+        return
     suspects = (~torch.isfinite(norms) | (norms == 0)).nonzero()[:, 0]  # of 1e30 and 1e-30 no norm is held, either
     seen = rows.detach()[suspects]
     bad = suspects[~torch.isfinite(seen).all(dim=1) | (seen == 0).all(dim=1)]
