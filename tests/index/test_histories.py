@@ -50,13 +50,12 @@ FILTERS = {
 }
 
 
-def metadata_of(number, year):
-    """What an item carries: from `number` one can tell which embeddings it has."""
-    return {"number": number, "year": year if year % 7 else None, "name": f"항목 {number}"}
+class Row(dict):
+    """What an item carries, and `number`: which embeddings of the pool it has."""
 
-
-def columns(rows):
-    return {name: [row[name] for row in rows] for name in ("number", "year", "name")}
+    def __init__(self, number, metadata):
+        super().__init__(metadata)
+        self.number = number
 
 
 class Pool:
@@ -80,12 +79,14 @@ class Pool:
 
 
 class History(RuleBasedStateMachine):
-    """The model is a dictionary {id: metadata}; metadata tells the number of the item's embeddings in the pool."""
+    """The model is a dictionary {id: row}."""
 
     pool: Pool
     factory: str
     ended = 0
     exact_pays = True
+    carries = True
+    """Whether items have metadata."""
 
     def __init__(self):
         super().__init__()
@@ -104,9 +105,9 @@ class History(RuleBasedStateMachine):
         least = int(named) if self.factory in STARTS_EMPTY else TRAINED_ON
         numbers = list(range(least + count))
         ids = [self.key(number) for number in numbers] if named else None
-        rows = [metadata_of(number, year) for number in numbers]
+        rows = [self.row(number, year) for number in numbers]
         items = self.pool.items(numbers)
-        self.index = TupleIndex.build(self.pool.score, items, ids, columns(rows), **self.held())
+        self.index = TupleIndex.build(self.pool.score, items, ids, self.columns(rows), **self.held())
         self.model = {self.key(number): row for number, row in zip(numbers, rows)}
         self.next_id = 0 if named else len(numbers)
         self.check()
@@ -120,8 +121,8 @@ class History(RuleBasedStateMachine):
         else:
             numbers = [number for number in dict.fromkeys(numbers) if self.key(number) not in self.model]
             keys = [self.key(number) for number in numbers]
-        rows = [metadata_of(number, year) for number in numbers]
-        self.index.add(self.pool.items(numbers), None if automatic else keys, columns(rows))
+        rows = [self.row(number, year) for number in numbers]
+        self.index.add(self.pool.items(numbers), None if automatic else keys, self.columns(rows))
         self.store(keys, rows)
         self.check()
 
@@ -130,8 +131,8 @@ class History(RuleBasedStateMachine):
         """Known ids get other embeddings, unknown ones come in."""
         numbers = list(dict.fromkeys(numbers))
         keys = [self.key(number) for number in numbers]
-        rows = [metadata_of((number + shift) % POOL, year) for number in numbers]
-        self.index.upsert(self.pool.items([row["number"] for row in rows]), keys, columns(rows))
+        rows = [self.row((number + shift) % POOL, year) for number in numbers]
+        self.index.upsert(self.pool.items([row.number for row in rows]), keys, self.columns(rows))
         self.store(keys, rows)
         self.check()
 
@@ -160,9 +161,10 @@ class History(RuleBasedStateMachine):
                 self.index.add(self.pool.items([number, number]), [new, known])
             with pytest.raises(KeyError):
                 self.index.remove([known, new])
-            wrong = {"number": ["text", "text"]}
-            with pytest.raises(ValueError, match="'number' holds int64"):
-                self.index.upsert(self.pool.items([number, number]), [known, new], wrong)
+            if self.carries:
+                wrong = {"number": ["text", "text"]}
+                with pytest.raises(ValueError, match="'number' holds int64"):
+                    self.index.upsert(self.pool.items([number, number]), [known, new], wrong)
         with pytest.raises(KeyError):
             self.index.get([new])
         with pytest.raises(ValueError, match="row 1 holds only zeros"):
@@ -199,6 +201,7 @@ class History(RuleBasedStateMachine):
         """Fewer lists, codes or nodes may miss items, and never return wrong or repeated ones."""
         self.check_hits(self.index.search(self.queries(query), k=k), k, query, set(self.model), whole=False)
 
+    @precondition(lambda self: self.carries)
     @rule(
         k=strategies.integers(1, 200),
         query=strategies.integers(0, 5),
@@ -225,6 +228,13 @@ class History(RuleBasedStateMachine):
     def held(self):
         """How the index is built."""
         return {"factory": self.factory}
+
+    def row(self, number, year):
+        metadata = {"number": number, "year": year if year % 7 else None, "name": f"항목 {number}"}
+        return Row(number, metadata if self.carries else {})
+
+    def columns(self, rows):
+        return {name: [row[name] for row in rows] for name in ("number", "year", "name")} if self.carries else None
 
     def key(self, number):
         return f"항목 {number}" if self.named else number
@@ -253,7 +263,7 @@ class History(RuleBasedStateMachine):
 
     def check_vectors(self):
         keys = list(self.model)[::-3]
-        true = self.pool.vectors[[self.model[key]["number"] for key in keys]]
+        true = self.pool.vectors[[self.model[key].number for key in keys]]
         close = self.pool.coarseness if self.factory in ESTIMATES else 1e-6
         assert (np.abs(self.index.vectors(keys) - true) <= close).all()
 
@@ -272,14 +282,20 @@ class History(RuleBasedStateMachine):
         assert (np.diff(scores) <= 0).all()
         assert hits.metadata == [[self.model[key] for key in ids]]
         assert [(key, row) for key, _, row in next(iter(hits))] == [(key, self.model[key]) for key in ids]
-        found = [self.model[key]["number"] for key in ids]
+        found = [self.model[key].number for key in ids]
         true, bound = self.pool.scores[query], self.pool.bounds[query]
         assert hits.exact is (self.factory not in ESTIMATES)
         slack = self.pool.coarse_bounds[query] if self.factory in ESTIMATES else bound[found]
         assert (np.abs(scores - true[found]) <= slack).all()
         if whole and self.factory in FINDS_THE_BEST:
-            best = sorted((true[self.model[key]["number"]] for key in there), reverse=True)[:count]
+            best = sorted((true[self.model[key].number] for key in there), reverse=True)[:count]
             assert (np.abs(true[found] - best) <= 2 * bound.max()).all()  # the very items, but for ties
+
+
+class BareHistory(History):
+    """Items have ids alone."""
+
+    carries = False
 
 
 class MilvusHistory(History):
@@ -329,14 +345,20 @@ def test_short_histories_agree_with_a_dictionary(factory, pool, monkeypatch):
     assert run_histories(factory, pool, monkeypatch, histories=20, steps=10) >= 20
 
 
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,PQ4x4,RFlat"])
+def test_items_without_metadata_live_as_long(factory, pool, monkeypatch):
+    assert run_histories(factory, pool, monkeypatch, histories=10, steps=10, kind=BareHistory) >= 10
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_a_thousand_histories_agree_with_a_dictionary(factory, pool, monkeypatch, capsys):
     share = -(-NIGHTLY_HISTORIES // len(FACTORIES))
     count = run_histories(factory, pool, monkeypatch, histories=share, steps=NIGHTLY_STEPS)
+    bare = run_histories(factory, pool, monkeypatch, histories=share // 8, steps=NIGHTLY_STEPS, kind=BareHistory)
     with capsys.disabled():
-        print(f"\n{factory}: {count} histories of up to {NIGHTLY_STEPS} steps")
-    assert count >= share
+        print(f"\n{factory}: {count} histories of up to {NIGHTLY_STEPS} steps, {bare} more without metadata")
+    assert count >= share and bare >= share // 8
 
 
 @pytest.mark.slow
