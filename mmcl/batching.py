@@ -15,6 +15,7 @@ from mmcl.arrays import refuse_unknown
 from mmcl.data import (
     EQUAL,
     as_names,
+    column_rows,
     group_ids,
     has_transform,
     modality_columns,
@@ -22,9 +23,11 @@ from mmcl.data import (
     refuse_missing_column,
     undecoded,
 )
-from mmcl.inputs import Inputs, take_rows
+from mmcl.encoders.base import FEATURES
+from mmcl.inputs import Inputs, map_inputs, take_rows
 from mmcl.model import MultimodalModel
 
+FEATURE_ROWS = 256
 STREAM_BUFFER = 10_000
 """Rows among which a stream is shuffled."""
 
@@ -71,13 +74,13 @@ class BatchMaker(Dataset):
             refuse_missing_column(dataset, column, f"groups of {name!r}")
         self.labels = {column: named_labels(self.dataset, column) for column in self.columns.values()}
         self.count: int | None = len(dataset) if hasattr(dataset, "__len__") else None
-        self.cached: dict[str, tuple[Inputs, Tensor]] = {}
+        self.cached: dict[str, tuple[Inputs, Any]] = {}
+        """{modality: (inputs, position of each row among them)}."""
         if cache and self.count is None:
             raise ValueError("a stream cannot be cached; leave cache_inputs out")
         if cache:
             self.cached = {name: self._prepare_all(name) for name in self.columns}
-        wanted = {*self.groups.values(), *(column for name, column in self.columns.items() if name not in self.cached)}
-        self.read = self.dataset.select_columns(sorted(wanted)) if wanted else None
+        self.read = self._still_read()
 
     def __getitem__(self, rows: list[int]) -> Batch:
         """The batch of these rows of a map-style dataset."""
@@ -93,6 +96,34 @@ class BatchMaker(Dataset):
             else:
                 inputs[name] = self.prepare(name, values[column], rows)
         return Batch(rows, inputs, {name: self._groups(name, values, rows) for name in self.groups})
+
+    def keep_features(self) -> None:
+        """Run each frozen backbone over all rows, where the model is now, and keep its features in place of inputs.
+
+        Raises: ValueError where no encoder is frozen, or the rows are no fixed ones: a stream, a transform.
+        """
+        frozen = [name for name in self.columns if self.model.encoders[name].frozen]
+        if not frozen:
+            raise ValueError(f"cache_features: none of the encoders of {list(self.columns)} is frozen")
+        if self.count is None or has_transform(self.dataset):
+            raise ValueError("cache_features needs rows that stay as they are: no stream, and no transform")
+        for name in frozen:
+            rows = self.dataset.select_columns([self.columns[name]])
+            parts = [self._features(name, *each) for each in column_rows(rows, FEATURE_ROWS)]
+            self.cached[name] = {FEATURES: torch.cat(parts)}, np.arange(self.count)
+        self.read = self._still_read()
+
+    @torch.no_grad()
+    def _features(self, name: str, rows: list[int], values: Mapping[str, list]) -> Tensor:
+        encoder, device = self.model.encoders[name], self.model.device
+        inputs = map_inputs(lambda part: part.to(device), self.prepare(name, values[self.columns[name]], rows))
+        return encoder.features(inputs).cpu()
+
+    def _still_read(self) -> Any:
+        """The columns that batches are made of, or None."""
+        read = (column for name, column in self.columns.items() if name not in self.cached)
+        wanted = {*self.groups.values(), *read}
+        return self.dataset.select_columns(sorted(wanted)) if wanted else None
 
     def _groups(self, name: str, values: Mapping[str, list], rows: Sequence[int]) -> Tensor:
         column = self.groups[name]

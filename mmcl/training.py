@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from mmcl.model import MultimodalModel
 from mmcl.progress import Record, Reporter
 from mmcl.settings import checked
 from mmcl.tables import lookup
+from mmcl.towers import checkpointed_towers, compiled_towers
 from mmcl.training_settings import FitSettings
 from mmcl.validation import validate
 
@@ -83,13 +84,15 @@ def fit(
     optimiser = torch.optim.AdamW(parameter_groups(model, s.weight_decay), lr=s.lr, betas=s.betas, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, warmup_then_cosine(total, s.warmup))
     wrapped, stepper = accelerator.prepare(objective, optimiser)
+    if s.cache_features:
+        maker.keep_features()
     reporter = Reporter(total, out, log, show=progress, main=accelerator.is_main_process)
     made_of = {"processes": world, "rows": maker.count, "columns": maker.columns, "groups": maker.groups}
     store = Checkpoints(out, {**s.model_dump(), **made_of}, resume, accelerator.is_main_process)
     start = store.restore(model, optimiser, schedule, reporter)
     source = batches(maker, s.batch_size, s.seed, s.workers, rank, world, start * s.accumulate)
 
-    with torch.random.fork_rng(), interruptible() as interrupted, reporter:
+    with torch.random.fork_rng(), towers_as_asked(model, s), interruptible() as interrupted, reporter:
         for step in range(start + 1, total + 1):
             model.train()
             torch.manual_seed(step_seed(s.seed, step, rank))  # a function of the step, so that a resumed run agrees
@@ -116,6 +119,17 @@ def fit(
     model.eval()
     store.save_final(model)
     return FitResult(total, reporter.history, store.latest())
+
+
+@contextmanager
+def towers_as_asked(model: MultimodalModel, settings: FitSettings) -> Iterator[None]:
+    """How the settings say that encoders run."""
+    with ExitStack() as stack:
+        if settings.checkpoint_activations:
+            stack.enter_context(checkpointed_towers(model))
+        if settings.compile:
+            stack.enter_context(compiled_towers(model))
+        yield
 
 
 class Objective(nn.Module):

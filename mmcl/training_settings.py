@@ -43,6 +43,12 @@ class FitSettings(Settings):
     """Processes that read and decode."""
     cache_inputs: bool = False
     """Prepare every distinct raw value once and keep it in memory; for data that fit."""
+    cache_features: bool = False
+    """Run frozen backbones once over all rows and keep their features in memory: then only heads are trained."""
+    compile: bool = False
+    """Backbones through torch.compile; the first steps take minutes."""
+    checkpoint_activations: bool = False
+    """Towers of transformers and open_clip keep activations between layers alone, and make those inside again."""
     validate_every: int | None = Field(None, ge=1)
     """Optimiser steps; left out, once an epoch. Always at the end."""
     validation_rows: int = Field(1000, ge=2)

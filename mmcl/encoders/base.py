@@ -1,7 +1,7 @@
 """An encoder: raw values -> prepared tensors -> backbone -> head -> unit rows."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from mmcl.arrays import full_precision
 from mmcl.inputs import Inputs, numbers
 from mmcl.tables import lookup
+
+FEATURES = "mmcl.features"
 
 
 class Encoder(nn.Module):
@@ -57,11 +59,17 @@ class Encoder(nn.Module):
 
     def forward(self, inputs: Inputs) -> Float[Tensor, "n dim"]:
         """(n, dim) unit rows, at least float32, for the inputs that `prepare` gives."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            features = self.backbone(inputs)
+        features = self.features(inputs)
         rows = self.head(features)
         with full_precision(rows.device):
             return F.normalize(rows if rows.dtype == torch.float64 else rows.float(), dim=1)
+
+    def features(self, inputs: Inputs) -> Any:
+        """(n, width) of the backbone; those of a frozen one may come ready, as {FEATURES: (n, width)}."""
+        if isinstance(inputs, Mapping) and FEATURES in inputs:
+            return inputs[FEATURES]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self.backbone(inputs)
 
     def train(self, mode: bool = True) -> "Encoder":
         super().train(mode)
