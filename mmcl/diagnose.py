@@ -71,6 +71,8 @@ def diagnose(
     """
     chosen = lookup(METHODS, method, "method")
     values, kinds = read_values(data, columns, rows, seed)
+    for name, value in values.items():
+        refuse_hopeless(value, name)
     found: Any = None
     run = chosen or ("counts" if countable(values) else "encoders")
     if run == "counts":
@@ -106,21 +108,26 @@ def countable(values: Values) -> bool:
 
 def by_encoders(values: Values, level: float, seed: int, progress: bool) -> Bounds:
     """Bounds from small encoders of categories and standardised vectors."""
-    inputs = {name: encodable(value, name) for name, value in values.items()}
+    inputs = {name: encodable(value) for name, value in values.items()}
     with counting("fitting", 3 * settings_for(inputs)["steps"], 0, progress) as advance:
         return interaction_bounds(inputs, level=level, seed=seed, report=lambda: advance(1))
 
 
-def encodable(value: np.ndarray, name: str) -> Tensor:
+def refuse_hopeless(value: np.ndarray, name: str) -> None:
+    """ValueError for a modality of which these rows can tell nothing: one value, or categories that hardly repeat."""
+    if len(value) and (value == value[0]).all():
+        raise ValueError(f"{name}: one value in all {len(value):,} rows, on which nothing can depend; leave it out")
+    if value.ndim == 1 and (distinct := len(np.unique(value))) * REPEATED > len(value):
+        raise ValueError(
+            f"{name}: {distinct:,} distinct values in {len(value):,} rows are too many for categories: take more rows, "
+            "merge rare values, or embed them (`mmcl embed`)"
+        )
+
+
+def encodable(value: np.ndarray) -> Tensor:
     """Codes of categories, or vectors of mean 0 and variance 1 in each coordinate (constant ones stay 0)."""
     if value.ndim == 1:
-        distinct, codes = np.unique(value, return_inverse=True)
-        if len(distinct) * REPEATED > len(value):
-            raise ValueError(
-                f"{name}: {len(distinct):,} distinct values in {len(value):,} rows are no categories: embed them "
-                "(`mmcl embed`), or merge rare ones"
-            )
-        return torch.from_numpy(codes.astype(np.int64))
+        return torch.from_numpy(np.unique(value, return_inverse=True)[1].astype(np.int64))
     spread = value.std(axis=0)
     return torch.from_numpy((value - value.mean(axis=0)) / np.where(spread > 1e-6, spread, 1)).float()
 

@@ -127,6 +127,7 @@ def test_embedding_shards(tmp_path, monkeypatch):
     assert found.method == "encoders"
 
 
+TEXTS = [f"text {at}" for at in range(400)]
 WHOLE = {"a": [0, 1] * 200, "b": [1, 0] * 200}
 
 
@@ -144,13 +145,12 @@ WHOLE = {"a": [0, 1] * 200, "b": [1, 0] * 200}
         (WHOLE, {"method": "count"}, KeyError, "choose from"),
         (WHOLE, {"rows": 0}, ValueError, "rows must be at least 1"),
         (WHOLE, {"columns": {"a": "a", "b": "x"}}, KeyError, "unknown modality 'x' in columns"),
-        ({**WHOLE, "c": np.ones((400, 2))}, {"method": "counts"}, ValueError, "'c' has vectors of 2"),
-        (
-            {**WHOLE, "c": [f"text {at}" for at in range(400)]},
-            {"method": "encoders"},
-            ValueError,
-            "400 distinct values",
-        ),
+        ({**WHOLE, "c": np.eye(400, 2)}, {"method": "counts"}, ValueError, "'c' has vectors of 2"),
+        ({**WHOLE, "c": TEXTS}, {"method": "encoders"}, ValueError, "c: 400 distinct values in 400 rows are too many"),
+        ({**WHOLE, "c": TEXTS}, {"method": "counts"}, ValueError, "c: 400 distinct values in 400 rows are too many"),
+        ({**WHOLE, "c": ["x"] * 400}, {}, ValueError, "c: one value in all 400 rows, on which nothing can depend"),
+        ({**WHOLE, "c": np.ones((400, 2))}, {}, ValueError, "c: one value in all 400 rows"),
+        ({name: values[:1] for name, values in WHOLE.items()}, {}, ValueError, "a: one value in all 1 rows"),
     ],
 )
 def test_what_cannot_be_diagnosed_is_refused(data, options, error, said):

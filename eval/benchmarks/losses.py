@@ -5,10 +5,10 @@
 
 Batches of n unit rows of width 512 in float32, m = 2 and 3. Of every size the cases run in turns in one process, and
 the least time of all rounds counts; the memory is the peak beyond what was held before, each case in a process of its
-own.
-"products" are the matrix products that no loss of this kind can do without logits kept: one forward and three backward
-for each guessed modality, in blocks. Beside mmcl: open_clip's ClipLoss (of every pair at m = 3), the cached loss of
-sentence-transformers (its loss alone, without the encoder), the symile package. Dense forms stop where memory would.
+own. "products" are the matrix products alone, in blocks, of a loss that makes its logits anew for the backward pass:
+one forward and three backward for each guessed modality. (mmcl makes the gradients at once, and does with three.)
+Beside mmcl: open_clip's ClipLoss (of every pair at m = 3), the cached loss of sentence-transformers (its loss alone,
+without the encoder), the symile package. Dense forms stop where memory would.
 """
 
 import argparse
@@ -93,12 +93,14 @@ def sentence_transformers_step(rows: Rows) -> Step:
 def symile_step(rows: Rows) -> Step:
     import symile
 
-    loss, scale = symile.Symile("n"), torch.tensor(1 / TEMPERATURE, requires_grad=True)
+    from mmcl.scores import Hadamard
+
+    loss, scale = symile.Symile("n"), Hadamard(rows, WIDTH, TEMPERATURE).w[0].detach().requires_grad_()
     return lambda: loss(list(rows.values()), scale).backward()
 
 
 def products_step(rows: Rows) -> Step:
-    """For each modality logits, made again for the backward pass, and the gradients of both sides."""
+    """For each modality logits twice, and the gradients of both sides."""
     query = rows["image"].detach()
     count = len(query)
     logits, gradient = torch.empty(min(BLOCK, count), count), torch.empty_like(query)
@@ -203,7 +205,9 @@ def exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if len(part) < 2:
             continue
         counts = np.log([row["count"] for row in part])
-        slopes = {key: float(np.polyfit(counts, np.log([row[key] for row in part]), 1)[0]) for key in MEASURES}
+        slopes = {
+            key: float(np.polyfit(counts, np.log([row[key] for row in part]), 1)[0]) for key in ("seconds", "extra_mib")
+        }
         found.append({"m": m, "case": name, **slopes})
     return found
 

@@ -31,7 +31,7 @@ def info_nce(
         scale: inverse temperature.
         reduction: "mean" over queries or "none" for (n,).
         block_size: without negatives, rows of logits held at once, with the same value and gradients (but no second
-            derivatives). None chooses: dense up to 4096 rows.
+            derivatives). None chooses: dense up to 1024 rows.
     Returns: nats. Dense memory O(n * candidates); blockwise O(block_size * n).
     Raises: ValueError for shapes that do not fit, or a batch of one without negatives.
     Source: van den Oord et al. 2018, eq. 4.

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from mmcl.arrays import full_precision
 
-DENSE_LOGITS = 4096**2
-"""Logits up to which the whole matrix is built where nobody says otherwise."""
-BLOCK_LOGITS = 2**22
-"""Logits of a block beyond that: enough for matrix products at full speed, and little beside the embeddings."""
+DENSE_LOGITS = 1024**2
+"""Logits up to which the whole matrix is built where nobody says otherwise; larger ones are slower than blocks."""
+BLOCK_LOGITS, LEAST_ROWS, MOST_ROWS = 2**22, 256, 1024
+"""Of a block beyond that: matrix products run at full speed, and what follows them finds the logits in the cache."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def cross_entropy(question: Question, block_size: int | None, mean: bool = True)
     """-log of the softmax mass on the right candidates, in nats.
 
     Args:
-        block_size: rows of logits held at once; None: all, where that is no more than 4096 x 4096, else blocks of 2^22.
+        block_size: rows of logits held at once; None: all of 1024 x 1024 or fewer, else blocks of 256 to 1024 rows.
         mean: over rows; otherwise (n,).
     Raises: ValueError for a block size below 1.
     """
@@ -50,7 +50,8 @@ def cross_entropy(question: Question, block_size: int | None, mean: bool = True)
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     rows, candidates = len(question.query), len(question.item)
     if block_size is None:
-        block_size = rows if rows * candidates <= DENSE_LOGITS else max(1, BLOCK_LOGITS // candidates)
+        blocks = min(max(BLOCK_LOGITS // candidates, LEAST_ROWS), MOST_ROWS)
+        block_size = rows if rows * candidates <= DENSE_LOGITS else blocks
     with full_precision(question.query.device):
         if block_size < rows:
             from mmcl.losses.blockwise import blockwise_cross_entropy

@@ -47,7 +47,7 @@ def contrastive_loss(
             answer: their exponentials are summed in the numerator and stay in the denominator. A modality without
             groups counts as all distinct, a shuffled copy of the row itself too.
         block_size: rows of logits held at once, with the same value and gradients (but no second derivatives). None
-            chooses: dense up to 4096 rows.
+            chooses: dense up to 1024 rows.
         gather: use the rows of all ranks as candidates (torch.distributed); each rank asks for its own rows, of which
             ranks may have different numbers. Every rank returns the global loss; gradients of parameters are right
             after averaging over ranks, as DDP does.

@@ -95,6 +95,7 @@ def test_large_batches_are_blocked_without_asking(make_score, unit_embeddings, m
     monkeypatch.setattr(blockwise, "losses_and_mass", spy)
     monkeypatch.setattr(questions, "DENSE_LOGITS", 23 * 23 - 1)
     monkeypatch.setattr(questions, "BLOCK_LOGITS", 10 * 23 + 9)
+    monkeypatch.setattr(questions, "LEAST_ROWS", 1)
     torch.testing.assert_close(contrastive_loss(score, embeddings), dense)
     assert heights == [10, 10, 3] * 3
 
