@@ -1,6 +1,6 @@
 """Losses at any batch size: time and memory of one forward and backward pass, beside others and their own products.
 
-    python eval/benchmarks/losses.py                             # eval/results/losses.json and losses.png, about 25 min
+    python eval/benchmarks/losses.py                             # eval/results/losses.json and losses.png, 30 minutes
     python eval/benchmarks/losses.py --sizes 1024 2048 --rounds 3 --out figures
 
 Batches of n unit rows of width 512 in float32, m = 2 and 3. Of every size the cases run in turns in one process, and
@@ -8,7 +8,8 @@ the least time of all rounds counts; the memory is the peak beyond what was held
 own. "products" are the matrix products alone, in blocks, of a loss that makes its logits anew for the backward pass:
 one forward and three backward for each guessed modality. (mmcl makes the gradients at once, and does with three.)
 Beside mmcl: open_clip's ClipLoss (of every pair at m = 3), the cached loss of sentence-transformers (its loss alone,
-without the encoder), the symile package. Dense forms stop where memory would.
+without the encoder), the symile package. Beyond 8,192 rows only forms that hold no whole matrix run, once. Sizes that
+are not measured now stay in the results as they were.
 """
 
 import argparse
@@ -31,8 +32,10 @@ from torch.nn import functional as F
 RESULTS = Path(__file__).parent.parent / "results"
 WIDTH, TEMPERATURE, BLOCK = 512, 0.07, 512
 NAMES = ("image", "text", "audio")
-DENSE_MOST = 16384
-"""Rows: beyond them a dense loss of three modalities takes more than 10 GB."""
+MOST = 8192
+"""Rows up to which all cases run, in turns."""
+LARGE = ("mmcl", "sentence-transformers, cached", "products")
+"""Cases beyond."""
 Step = Callable[[], Any]
 Rows = dict[str, torch.Tensor]
 
@@ -120,38 +123,38 @@ def products_step(rows: Rows) -> Step:
     return step
 
 
-CASES: dict[int, dict[str, tuple[Callable[[Rows], Step], bool]]] = {
+CASES: dict[int, dict[str, Callable[[Rows], Step]]] = {
     2: {
-        "mmcl": (mmcl_step, False),
-        "mmcl, dense": (dense_step, True),
-        "open_clip": (open_clip_step, True),
-        "sentence-transformers, cached": (sentence_transformers_step, False),
-        "products": (products_step, False),
+        "mmcl": mmcl_step,
+        "mmcl, dense": dense_step,
+        "open_clip": open_clip_step,
+        "sentence-transformers, cached": sentence_transformers_step,
+        "products": products_step,
     },
     3: {
-        "mmcl": (mmcl_step, False),
-        "mmcl, dense": (dense_step, True),
-        "mmcl, shuffled": (shuffled_step, False),
-        "symile": (symile_step, True),
-        "mmcl, sum of pairs": (pairs_step, False),
-        "open_clip, sum of pairs": (open_clip_step, True),
-        "products": (products_step, False),
+        "mmcl": mmcl_step,
+        "mmcl, dense": dense_step,
+        "mmcl, shuffled": shuffled_step,
+        "symile": symile_step,
+        "mmcl, sum of pairs": pairs_step,
+        "open_clip, sum of pairs": open_clip_step,
+        "products": products_step,
     },
 }
-"""{m: {case: (makes one step of a batch, whether it holds all logits at once)}}."""
+"""{m: {case: what makes one step of a batch}}."""
 
 
 def cases(count: int, m: int) -> list[str]:
-    return [name for name, (_, dense) in CASES[m].items() if not dense or count <= DENSE_MOST]
+    return [name for name in CASES[m] if count <= MOST or name in LARGE]
 
 
 def timed(count: int, m: int, rounds: int) -> dict[str, list[float]]:
     """Seconds of every round of every case."""
     rows = batch(count, m)
-    steps = {name: CASES[m][name][0](rows) for name in cases(count, m)}
+    steps = {name: CASES[m][name](rows) for name in cases(count, m)}
     small = batch(64, m)
     for name in steps:
-        CASES[m][name][0](small)()
+        CASES[m][name](small)()
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
@@ -163,15 +166,16 @@ def timed(count: int, m: int, rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def peak(count: int, m: int, name: str) -> float:
-    """MiB at the most beyond what the batch takes, of this process."""
-    make = CASES[m][name][0]
+def peak(count: int, m: int, name: str) -> tuple[float, float]:
+    """(MiB at the most beyond what the batch takes, seconds) of one step in this process."""
+    make = CASES[m][name]
     make(batch(64, m))()
     step = make(batch(count, m))
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    start = time.perf_counter()
     step()
-    return status("VmHWM") - before
+    return status("VmHWM") - before, time.perf_counter() - start
 
 
 def status(field: str) -> float:
@@ -186,12 +190,16 @@ def in_a_process(*arguments: Any) -> Any:
 
 
 def measured(count: int, m: int, rounds: int) -> list[dict[str, Any]]:
-    times = in_a_process("time", count, m, rounds)
+    """A row a case."""
+    names = cases(count, m)
+    peaks = {name: in_a_process("memory", count, m, name) for name in names}
+    times = {name: [seconds] for name, (_, seconds) in peaks.items()}
+    if count <= MOST:
+        times = in_a_process("time", count, m, rounds)
     found = []
-    for name in cases(count, m):
+    for name in names:
         row = {"m": m, "count": count, "case": name, "seconds": min(times[name]), "rounds": len(times[name])}
-        row |= {"times_products": min(times[name]) / min(times["products"])}
-        row |= {"extra_mib": in_a_process("memory", count, m, name)}
+        row |= {"times_products": min(times[name]) / min(times["products"]), "extra_mib": peaks[name][0]}
         found.append(row)
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
     return found
@@ -241,14 +249,10 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
-def rounds_of(count: int, most: int) -> int:
-    return most if count <= 8192 else min(most, 3) if count <= 16384 else 1
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2**power for power in range(10, 17)])
-    parser.add_argument("--rounds", type=int, default=7, help="up to 8192 rows; 3 up to 16384, then one")
+    parser.add_argument("--rounds", type=int, default=7, help="up to 8192 rows; one beyond")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
@@ -260,18 +264,19 @@ def main() -> None:
         print(json.dumps(timed(int(count), int(m), int(last)) if what == "time" else peak(int(count), int(m), last)))
         return
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    rows = [row for n in sorted(options.sizes) for m in CASES for row in measured(n, m, rounds_of(n, options.rounds))]
     options.out.mkdir(parents=True, exist_ok=True)
-    summary = {
-        "command": " ".join(["python eval/benchmarks/losses.py", *sys.argv[1:]]),
+    file = options.out / "losses.json"
+    before = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
+    made = {
         "machine": f"{platform.machine()}, {options.threads} threads, {torch.backends.cpu.get_cpu_capability()}",
         "torch": torch.__version__,
         "date": date.today().isoformat(),
-        "width": WIDTH,
-        "rows": rows,
-        "exponents": exponents(rows),
+        "command": "python eval/benchmarks/losses.py --sizes " + " ".join(map(str, sorted(options.sizes))),
     }
-    (options.out / "losses.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    rows = [{**row, **made} for n in sorted(options.sizes) for m in CASES for row in measured(n, m, options.rounds)]
+    rows = sorted([*rows, *(row for row in before if row["count"] not in options.sizes)], key=lambda row: row["count"])
+    summary = {"width": WIDTH, "exponents": exponents(rows), "rows": rows}
+    file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     draw(rows, options.out / "losses.png")
 
 

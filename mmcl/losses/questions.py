@@ -58,7 +58,7 @@ def cross_entropy(question: Question, block_size: int | None, mean: bool = True)
 
             return blockwise_cross_entropy(question, block_size, mean)
         losses = dense_cross_entropy(question)
-        return losses.mean() if mean else losses
+        return losses.sum() / max(rows, 1) if mean else losses  # a process among several may have no row
 
 
 def dense_cross_entropy(question: Question) -> Float[Tensor, " n"]:

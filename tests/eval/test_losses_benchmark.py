@@ -35,14 +35,14 @@ def test_cases_side_by_side_are_the_same_loss(m, ours, theirs, times):
     """open_clip's of every pair are summed, ours averaged."""
     if theirs == "sentence-transformers, cached":
         pytest.importorskip("sentence_transformers")
-    a, b = (gradients(benchmark.CASES[m][name][0], m) for name in (ours, theirs))
+    a, b = (gradients(benchmark.CASES[m][name], m) for name in (ours, theirs))
     for name in a:
         torch.testing.assert_close(times * a[name], b[name], rtol=1e-4, atol=1e-6)
 
 
 def test_shuffled_case_is_symile_but_for_the_shuffle():
     pytest.importorskip("symile")
-    a, b = (gradients(benchmark.CASES[3][name][0], 3) for name in ("mmcl, shuffled", "symile"))
+    a, b = (gradients(benchmark.CASES[3][name], 3) for name in ("mmcl, shuffled", "symile"))
     for name in a:  # w starts at 1 and both shuffle alike under one seed
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
 
@@ -51,7 +51,6 @@ def test_every_case_runs_in_turns_and_dense_ones_stop():
     times = benchmark.timed(64, 3, 2)
     assert set(times) == set(benchmark.CASES[3]) and all(len(each) == 2 for each in times.values())
     assert set(benchmark.CASES[2]) - set(benchmark.cases(65536, 2)) == {"mmcl, dense", "open_clip"}
-    assert [benchmark.rounds_of(count, 7) for count in (1024, 8192, 16384, 32768)] == [7, 7, 3, 1]
 
 
 def test_growth_is_the_slope_of_logarithms():
@@ -66,7 +65,7 @@ def test_growth_is_the_slope_of_logarithms():
 def test_what_was_committed_keeps_its_promises():
     """Above 4096 rows: less time than open_clip, a fifth of its memory at 8,192, at most 1.6 of the products alone."""
     results = json.loads((FILE.parents[1] / "results" / "losses.json").read_text())
-    assert results["command"].startswith("python eval/benchmarks/losses.py")
+    assert all(row["command"].startswith("python eval/benchmarks/losses.py --sizes") for row in results["rows"])
     row = {(row["m"], row["count"], row["case"]): row for row in results["rows"]}
     for m, other in ((2, "open_clip"), (3, "mmcl, dense")):
         ours, theirs = row[m, 8192, "mmcl"], row[m, 8192, other]

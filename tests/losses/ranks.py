@@ -12,7 +12,7 @@ from mmcl.losses import contrastive_loss
 from mmcl.scores import Hadamard, SumOfPairs
 
 NAMES = ("image", "audio", "text")
-SIZES = {2: (5, 3), 3: (5, 3, 1)}
+SIZES = {2: (5, 3), 3: (5, 3, 1), 4: (5, 0, 3, 1)}
 CASES = {
     "each": {},
     "tuples": {"guess": [("image", "text"), ("audio",)]},

@@ -15,7 +15,9 @@ SCRIPT = Path(__file__).with_name("ranks.py")
 RANKS = runpy.run_path(str(SCRIPT))
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.fixture(
+    scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 def world(request):
     return request.param
 
