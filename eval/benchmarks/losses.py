@@ -244,6 +244,8 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
             axis.grid(alpha=0.3)
             axis.spines[["top", "right"]].set_visible(False)
         column[0].set_title(f"{m} modalities")
+        column[0].set_yscale("linear")
+        column[0].set_ylim(bottom=0)
         column[0].legend(frameon=False, fontsize=8)
         column[1].set_xlabel("rows of a batch")
     figure.savefig(file, dpi=120)
