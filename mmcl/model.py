@@ -233,7 +233,8 @@ class MultimodalModel(
 def load_weights(model: nn.Module, file: Path, assign: bool) -> None:
     """Set all weights to those of the file; ValueError names the first that does not fit.
 
-    assign: take over the file's precision. The parameters are then new tensors, which no optimiser knows.
+    assign: take over the file's precision. The parameters are then new tensors, which no optimiser knows; copies, for
+        in the file's map they are not aligned as new ones are, and products then differ in the last bit.
     """
     try:
         state = load_file(file)
@@ -241,7 +242,7 @@ def load_weights(model: nn.Module, file: Path, assign: bool) -> None:
         raise ValueError(f"{file} cannot be read: {error}") from error
     device = next(model.parameters()).device
     try:
-        model.load_state_dict({name: value.to(device) for name, value in state.items()}, assign=assign)
+        model.load_state_dict({name: value.to(device, copy=True) for name, value in state.items()}, assign=assign)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ValueError(f"{file} does not fit its config: {' '.join(lines[:2])[:500]}") from error

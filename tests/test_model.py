@@ -195,6 +195,18 @@ def test_another_precision_is_saved_loaded_and_run(tmp_path, cast):
         assert rows.dtype == (torch.float64 if cast == "double" else torch.float32)
 
 
+@pytest.mark.parametrize("cast", ["float", "double"])
+def test_loaded_weights_are_in_memory_as_new_ones_are(tmp_path, cast):
+    """Matrix products round by the alignment of their arrays; in a file's map a weight lies where the file says."""
+    for length in range(8):
+        folder = tmp_path / str(length)
+        encoders = {"a" * (length + 1): vectors(3, 8), "b": vectors(3, 8)}
+        model = getattr(MultimodalModel(encoders, SumOfPairs(tuple(encoders), 8)), cast)()
+        model.save_pretrained(folder)
+        again = MultimodalModel.from_pretrained(folder)
+        assert all(weight.data_ptr() % 64 == 0 for weight in again.state_dict().values())
+
+
 def test_a_batch_size_below_one_and_a_broken_file_are_refused(tmp_path):
     for size in (0, -1):
         with pytest.raises(ValueError, match="batch_size must be at least 1"):

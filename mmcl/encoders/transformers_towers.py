@@ -182,7 +182,11 @@ def load_tower(source: str, modality: str, pooling: str, default: str, load_weig
         raise FileNotFoundError(f"no model folder at {source!r}")
     if load_weights:
         # mismatched shapes are reported, and refused below by name
-        options = {"output_loading_info": True, "ignore_mismatched_sizes": True, "dtype": torch.float32}
+        options: dict[str, Any] = {
+            "output_loading_info": True,
+            "ignore_mismatched_sizes": True,
+            "dtype": torch.float32,
+        }
         model, report = AutoModel.from_pretrained(source, **options)
         refuse_random_parts(source, report, modality, pooling)
     else:
