@@ -36,6 +36,14 @@ SCORE_KINDS = {
 }
 
 
+def pytest_itemcollected(item):
+    """Parameters stand in one order in every process: a set's order, and so its name, follows the hash seed."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    sets = [name for name, value in parameters.items() if isinstance(value, set | frozenset)]
+    if sets:
+        raise pytest.UsageError(f"{item.nodeid}: {', '.join(sets)} is a set; give a tuple or a word")
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seeds():
     random.seed(0)
