@@ -59,17 +59,17 @@ def test_a_clip_retrieval_folder_is_read_as_it_is(folder):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, {"img", "text"}),
-        ({"known": ("image", "text", "audio")}, {"image", "text"}),
-        ({"names": {"photo": "img"}}, {"photo", "text"}),
-        ({"names": {"photo": "img"}, "known": ("image", "text")}, {"photo", "text", "image"}),
+        ({}, ["img", "text"]),
+        ({"known": ("image", "text", "audio")}, ["image", "text"]),
+        ({"names": {"photo": "img"}}, ["photo", "text"]),
+        ({"names": {"photo": "img"}, "known": ("image", "text")}, ["photo", "image", "text"]),
     ],
 )
 def test_img_is_what_the_caller_calls_it(folder, options, expected):
     shards = open_shards(folder, **options)
-    assert set(shards.modalities) == expected
-    first = next(iter(expected - {"text"}))
-    np.testing.assert_array_equal(shards.select([first]).read_shard(2)[0][first], numbered(4, 3))
+    assert sorted(shards.modalities) == sorted(expected)
+    for name in expected[:-1]:
+        np.testing.assert_array_equal(shards.select([name]).read_shard(2)[0][name], numbered(4, 3))
 
 
 def test_a_folder_given_for_image_may_call_it_img(folder):
