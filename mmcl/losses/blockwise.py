@@ -25,14 +25,14 @@ def blockwise_cross_entropy(question: Question, block: int, mean: bool = True) -
     Of each row's own loss the gradients are made in the backward pass, from logits made anew.
     """
     tensors = question.query, question.item, question.own_item
-    return _Blockwise.apply(*tensors, question.first, question.keys, block, mean)
+    return _Blockwise.apply(*tensors, (question.first, question.keys, question.left_out), block, mean)
 
 
 class _Blockwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, item: Tensor, own_item: Any, first: int, keys: Any, block: int, mean: bool):
-        question, wanted = Question(query, item, own_item, first, keys), ctx.needs_input_grad
-        ctx.mean, ctx.about = mean, (first, keys, block)
+    def forward(ctx: Any, query: Tensor, item: Tensor, own_item: Any, about: Any, block: int, mean: bool):
+        question, wanted = Question(query, item, own_item, *about), ctx.needs_input_grad
+        ctx.mean, ctx.about, ctx.block = mean, about, block
         if not mean:
             ctx.save_for_backward(query, item, own_item)
             return pass_over(question, block)[0]
@@ -46,12 +46,12 @@ class _Blockwise(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("a loss by blocks has no second derivatives; pass block_size=n, the rows of the batch")
         if ctx.mean:
-            return (*(None if each is None else each * outer for each in ctx.saved_tensors), None, None, None, None)
+            return (*(None if each is None else each * outer for each in ctx.saved_tensors), None, None, None)
         query, item, own_item = ctx.saved_tensors
-        first, keys, block = ctx.about
+        question = Question(query, item, own_item, *ctx.about)
         with full_precision(outer.device):
-            _, gradients = pass_over(Question(query, item, own_item, first, keys), block, outer, ctx.needs_input_grad)
-        return (*gradients, None, None, None, None)
+            _, gradients = pass_over(question, ctx.block, outer, ctx.needs_input_grad)
+        return (*gradients, None, None, None)
 
 
 def pass_over(
@@ -94,6 +94,7 @@ def losses_and_mass(
     answers = logits.diagonal(question.first + part.start)
     if question.own_item is not None:
         answers.copy_((question.query[part] * question.own_item[part]).sum(1))
+    question.hide(part, logits)
     if question.keys:
         right = logits.masked_fill(~question.right(part), -torch.inf)
         numerator = right.logsumexp(1)

@@ -53,6 +53,68 @@ def info_nce(
         return reduce(F.cross_entropy(logits, own, reduction="none"))
 
 
+def moco(
+    query: Any, key: Any, queue: Any, temperature: float | Tensor = 0.07, reduction: str = "mean"
+) -> Float[Tensor, "..."]:
+    """Cross-entropy of finding each query's key among it and the queue's older keys.
+
+    Args:
+        query: (n, d), unit norm.
+        key: (n, d) of the momentum encoder; a constant, no gradient flows into it.
+        queue: (K, d) older keys, without those of this batch: take the loss before they go in. A constant, too.
+        temperature: what the similarities are divided by.
+    Returns: nats, from (n, 1 + K) logits whose column 0 is the answer; equal rows give log(K + 1).
+    Raises: as `info_nce`; an empty queue leaves no negative.
+    Source: He et al. 2020 (MoCo), eq. 1.
+    """
+    query = as_rows(query, "query")
+    key = as_rows(key, "key", query.shape[1], query.device).detach()
+    return info_nce(query, key, as_rows(queue, "queue", query.shape[1]).detach(), 1 / temperature, reduction)
+
+
+def triplet(
+    anchor: Any, positive: Any, negative: Any, margin: float = 0.5, reduction: str = "mean"
+) -> Float[Tensor, "..."]:
+    """How far each negative is from being further away than the positive by `margin`, in squared distance.
+
+    Args:
+        anchor, positive, negative: (n, d), rows that belong together.
+        margin: in squared Euclidean distance.
+    Returns: max(0, |a - p|^2 - |a - n|^2 + margin), without a gradient where it is 0.
+    Source: Schroff et al. 2015 (FaceNet), eq. 3.
+    """
+    reduce = lookup(REDUCTIONS, reduction, "reduction")
+    anchor = as_rows(anchor, "anchor")
+    others = {"positive": positive, "negative": negative}
+    rows = {name: as_rows(each, name, anchor.shape[1], anchor.device) for name, each in others.items()}
+    rows = same_precision({"anchor": anchor, **rows})
+    if same_length(rows) == 0:
+        raise ValueError("no row to take the loss of")
+    with full_precision(anchor.device):
+        near = (rows["anchor"] - rows["positive"]).square().sum(1)
+        far = (rows["anchor"] - rows["negative"]).square().sum(1)
+        return reduce(F.relu(near - far + margin))
+
+
+def byol_regression(prediction: Any, target: Any, reduction: str = "mean") -> Float[Tensor, "..."]:
+    """Squared distance of the normalised prediction and target, 2 - 2 cos. Both are normalised here.
+
+    Args:
+        prediction: (n, d) of the online network's predictor.
+        target: (n, d) of the target network; a constant, no gradient flows into it.
+    Returns: from 0 to 4, one direction; a symmetric loss takes it both ways.
+    Source: Grill et al. 2020 (BYOL), eq. 2.
+    """
+    reduce = lookup(REDUCTIONS, reduction, "reduction")
+    prediction = as_rows(prediction, "prediction")
+    target = as_rows(target, "target", prediction.shape[1], prediction.device).detach()
+    rows = same_precision({"prediction": prediction, "target": target})
+    if same_length(rows) == 0:
+        raise ValueError("no row to take the loss of")
+    with full_precision(prediction.device):
+        return reduce(2 - 2 * F.cosine_similarity(rows["prediction"], rows["target"]))
+
+
 def _against(query: Float[Tensor, "n d"], negatives: Any) -> Float[Tensor, "n k"]:
     negatives = as_float_tensor(negatives, "negatives", query.device).to(query.dtype)
     shared, own = negatives.ndim == 2, negatives.ndim == 3

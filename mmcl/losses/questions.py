@@ -25,6 +25,8 @@ class Question:
     first: int = 0
     keys: list[tuple[Int[Tensor, " n"], Int[Tensor, " candidates"]]] = field(default_factory=list)
     """(answer's group, candidate's group) of each guessed modality: candidates equal in all of them are right, too."""
+    left_out: Int[Tensor, " n"] | None = None
+    """The one candidate that each row does not see, such as the row itself; never the answer."""
 
     def right(self, part: slice) -> Bool[Tensor, "block candidates"]:
         """Which candidates are right for some rows: their own, and those equal to it in every guessed modality."""
@@ -36,6 +38,11 @@ class Question:
             right.zero_()
         right.diagonal(self.first + part.start).fill_(True)
         return right
+
+    def hide(self, part: slice, logits: Float[Tensor, "block candidates"]) -> None:
+        """Write -inf where some rows meet the candidate that they do not see."""
+        if self.left_out is not None:
+            logits.scatter_(1, self.left_out[part].unsqueeze(1), -torch.inf)
 
 
 def cross_entropy(question: Question, block_size: int | None, mean: bool = True) -> Float[Tensor, "..."]:
@@ -69,6 +76,7 @@ def dense_cross_entropy(question: Question) -> Float[Tensor, " n"]:
         own.diagonal(question.first).fill_(True)
         true = (question.query * question.own_item).sum(1, keepdim=True)
         logits = torch.where(own, true, logits)
+    question.hide(slice(0, len(logits)), logits)
     everything = logits.logsumexp(dim=1)
     if not question.keys:
         return everything - logits.diagonal(question.first)

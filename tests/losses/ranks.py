@@ -8,7 +8,7 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional as F
 
-from mmcl.losses import contrastive_loss
+from mmcl.losses import barlow_twins, contrastive_loss, nt_xent, sup_con, swav_swapped
 from mmcl.scores import Hadamard, SumOfPairs
 
 NAMES = ("image", "audio", "text")
@@ -20,6 +20,15 @@ CASES = {
     "groups": {"groups": True},
     "blockwise": {"block_size": 4, "groups": True, "guess": [("image", "text")], "candidates": "shuffled"},
 }
+VIEWS = {
+    "nt_xent": lambda image, text, ids, **options: nt_xent(image, text, **options),
+    "nt_xent by blocks": lambda image, text, ids, **options: nt_xent(image, text, block_size=2, **options),
+    "sup_con": lambda image, text, ids, **options: sup_con(image, ids - 1, **options),
+    "sup_con by blocks": lambda image, text, ids, **options: sup_con(image, ids, block_size=2, **options),
+    "barlow_twins": lambda image, text, ids, **options: barlow_twins(image, text, lambd=0.1, **options),
+    "swav": lambda image, text, ids, **options: swav_swapped(image, text, **options),
+}
+"""Losses of two views, which the rows of two modalities stand for here, and of labels."""
 
 
 def build():
@@ -40,10 +49,14 @@ def batch(count):
 def value_and_gradients(case, part, count, gather):
     """The loss of one part of the batch, and its gradients by the name of the parameter."""
     model, (rows, groups) = build(), batch(count)
-    options = dict(CASES[case])
+    options = dict(CASES.get(case, {}))
     if options.pop("groups", False):
         options["groups"] = {name: ids[part] for name, ids in groups.items()}
     embeddings = {name: F.normalize(model["towers"][name](rows[name][part]), dim=1) for name in NAMES}
+    if case in VIEWS:
+        loss = VIEWS[case](embeddings["image"], embeddings["text"], groups["image"][part], gather=gather)
+        loss.backward()
+        return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     generator = torch.Generator().manual_seed(2)
     loss = contrastive_loss(model["score"], embeddings, gather=gather, generator=generator, **options)
     loss.backward()
@@ -57,7 +70,7 @@ def run(rank, world, folder):
     sizes = SIZES[world]
     part = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
     results = {}
-    for case in CASES:
+    for case in (*CASES, *VIEWS):
         loss, gradients = value_and_gradients(case, part, sum(sizes), gather=True)
         for gradient in gradients.values():  # as DistributedDataParallel does
             distributed.all_reduce(gradient)

@@ -43,7 +43,7 @@ def results(world, tmp_path_factory):
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(world)]
 
 
-@pytest.mark.parametrize("case", RANKS["CASES"])
+@pytest.mark.parametrize("case", [*RANKS["CASES"], *RANKS["VIEWS"]])
 def test_gathered_ragged_ranks_equal_one_process(case, world, results):
     count = sum(RANKS["SIZES"][world])
     expected, expected_gradients = RANKS["value_and_gradients"](case, slice(None), count, gather=False)
