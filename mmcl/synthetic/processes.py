@@ -206,9 +206,10 @@ MIRRORS: dict[str, Callable[..., nn.Module]] = {
 def mlp_encoder(
     dim: int, out: int | None = None, hidden: int = 64, layers: int = 3, unit: bool = True
 ) -> nn.Sequential:
-    """Hidden layers with leaky ReLU and a linear last one; unit rows unless `unit` is False. Torch's generator draws it.
+    """Hidden layers with leaky ReLU and a linear last one; unit rows unless `unit` is False.
 
-    Biases start at 0: then the rows of a start go all around the sphere, and fewer runs end in a folded map.
+    Draws from torch's generator. Biases start at 0: then the rows of a start go all around the sphere, and fewer runs
+    end in a folded map.
     """
     widths = [dim, *[hidden] * layers]
     parts: list[nn.Module] = []
