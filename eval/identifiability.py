@@ -22,6 +22,7 @@ Sources: Zimmermann et al. 2021 (full support); the diversity condition and its 
 
 import argparse
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -45,6 +46,9 @@ SAMPLINGS = ("full", "violated", "corrected_constant", "corrected_radius")
 GROUPS, EACH = 32, 32
 """Of a batch of the corrected samplings: slices, and anchors on each."""
 QUICK = ("identity", "linear")
+REPEATS = 3
+"""Seeds of a perceptron under the corrected loss, whose median counts: the first coordinate, which that loss drops,
+comes back by R^2 from whatever trace is left of it, however small."""
 
 Draw = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
@@ -72,7 +76,7 @@ def batch_loss(encode: Callable[[Tensor], Tensor], sampling: str, count: int, ge
 @torch.no_grad()
 def population_loss(encode: Callable[[Tensor], Tensor], sampling: str, generator: torch.Generator) -> float:
     """-kappa E<h, h+> + E log E exp(kappa <h, h->): the loss less log(number of negatives), for ever more of them."""
-    anchors, positives = drawn(sampling, 20_000, generator)
+    anchors, positives = drawn(sampling, 200_000, generator)
     value = -KAPPA * (encode(anchors) * encode(positives)).sum(1).mean()
     if sampling.startswith("corrected"):
         asked, per_anchor = drawn(sampling, 500, generator)[0], 2_000
@@ -135,7 +139,7 @@ def fitted(process: Process, name: str, sampling: str, kind: str, seed: int) -> 
         return trained(encoder, process, sampling, 256, 300, 5e-3, number), encoder
 
     isometry = closed_forms()[sampling]["isometry"]
-    runs = {"mlp": 32 if sampling == "full" else 2, "fourier_mlp": 1, "mirror": 4}[kind]
+    runs = {"mlp": 32 if sampling == "full" else 2, "fourier_mlp": 1, "mirror": 16}[kind]
     _, encoder, tried = best_of(runs, run, enough=isometry + 0.06)
     return trained(encoder, process, sampling, 256 if kind == "fourier_mlp" else 512, 1_500, 3e-3, seed), encoder, tried
 
@@ -169,7 +173,9 @@ def tasks(quick: bool, seed: int) -> list[tuple[str, str, str, int]]:
     names = QUICK if quick else tuple(PROCESSES)
     samplings = SAMPLINGS[:3] if quick else SAMPLINGS
     kinds = {"violated": ("mlp", "fourier_mlp", "mirror")}
-    return [(n, s, kind, seed) for n in names for s in samplings for kind in kinds.get(s, ("mlp", "mirror"))]
+    chosen = [(n, s, kind, seed) for n in names for s in samplings for kind in kinds.get(s, ("mlp", "mirror"))]
+    again = [] if quick else [task[:3] for task in chosen if task[1:3] == ("corrected_constant", "mlp")]
+    return [*chosen, *[(*task, seed + more) for task in again for more in range(1, REPEATS)]]
 
 
 def failures(rows: list[dict[str, Any]]) -> list[str]:
@@ -177,7 +183,9 @@ def failures(rows: list[dict[str, Any]]) -> list[str]:
     aligned = closed_forms()["violated"]["aligned and uniform"]
     found = []
     for row in rows:
-        name, sampling, kind, r2 = row["process"], row["sampling"], row["encoder"], row["r2"]
+        name, sampling, kind = row["process"], row["sampling"], row["encoder"]
+        alike = [r["r2"] for r in rows if (r["process"], r["sampling"], r["encoder"]) == (name, sampling, kind)]
+        r2 = statistics.median(alike)
         low, high = -math.inf, math.inf
         if (sampling, kind) == ("full", "mlp"):
             low = 0.98 if name in ("spiral", "patches") else 0.99
@@ -193,7 +201,7 @@ def failures(rows: list[dict[str, Any]]) -> list[str]:
             low, high = 0.55, 0.70
         if not low <= r2 <= high:
             found.append(f"{name}, {sampling}, {kind}: R^2 {r2:.3f} is not in [{low}, {high}]")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def line(row: dict[str, Any]) -> str:

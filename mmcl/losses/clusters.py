@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, distributed
+from torch import Tensor
 
 from mmcl.arrays import as_rows, full_precision
-from mmcl.losses.gathering import gather_rows, mean_over_ranks
+from mmcl.losses.gathering import gather_rows, mean_of_ranks
 
 
 @torch.no_grad()
@@ -89,12 +89,6 @@ def swapped_predictions(
     with full_precision(views[0].device):
         guesses = [(each / temperature).log_softmax(1) for each in views]
         pairs = [(code, guess) for (i, code), (j, guess) in product(enumerate(codes), enumerate(guesses)) if i != j]
-        loss = torch.stack([-(code * guess).sum(1).mean() for code, guess in pairs]).mean()
-        return mean_of_ranks(loss, len(views[0])) if gather else loss
-
-
-def mean_of_ranks(loss: Tensor, rows: int) -> Tensor:
-    """The mean over all rows, of each rank's mean over its own; gradients are right after averaging over ranks."""
-    total = torch.tensor(rows, device=loss.device)
-    distributed.all_reduce(total)
-    return mean_over_ranks(loss, slice(0, rows), int(total))
+        rows = len(views[0])  # a process among several may have none
+        loss = torch.stack([-(code * guess).sum() / max(rows, 1) for code, guess in pairs]).mean()
+        return mean_of_ranks(loss, rows) if gather else loss

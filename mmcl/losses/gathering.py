@@ -35,6 +35,13 @@ def mean_over_ranks(loss: Tensor, own: slice, count: int) -> Tensor:
     return part + (whole / distributed.get_world_size() - part.detach())
 
 
+def mean_of_ranks(loss: Tensor, rows: int) -> Tensor:
+    """The mean over all rows, of each rank's mean over its own `rows`; see `mean_over_ranks`."""
+    total = torch.tensor(rows, device=loss.device)
+    distributed.all_reduce(total)
+    return mean_over_ranks(loss, slice(0, rows), int(total))
+
+
 def _gather(tensor: Tensor, sizes: list[int]) -> Tensor:
     padding = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
     parts = _AllGather.apply(torch.cat([tensor, padding]))

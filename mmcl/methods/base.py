@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
+from mmcl.losses.gathering import mean_of_ranks
 from mmcl.tables import lookup
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
@@ -35,7 +36,7 @@ class Method(nn.Module):
         super().__init__()
         self.encoder, self.width = encoder, width
 
-    def forward(self, views: Sequence[Tensor], rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         """The loss of a batch.
 
         Args:
@@ -86,7 +87,12 @@ def head(
 
 def unit(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Rows of norm 1, at least float32."""
-    return F.normalize(rows if rows.dtype == torch.float64 else rows.float(), dim=1)
+    return F.normalize(at_least_float32(rows), dim=1)
+
+
+def at_least_float32(rows: Tensor) -> Tensor:
+    """Half precision as float32; float64 as it is."""
+    return rows if rows.dtype == torch.float64 else rows.float()
 
 
 def together(network: nn.Module, views: Sequence[Tensor]) -> list[Tensor]:
@@ -94,7 +100,7 @@ def together(network: nn.Module, views: Sequence[Tensor]) -> list[Tensor]:
     return list(network(torch.cat(list(views))).split([len(view) for view in views]))
 
 
-def refuse_few_views(views: Sequence[Any], least: int = 2, most: int | None = None) -> None:
+def refuse_few_views(views: Any, least: int = 2, most: int | None = None) -> None:
     """ValueError where a method gets another number of views than it can use, or views of different rows."""
     wanted = f"{least}" if most == least else f"at least {least}" if most is None else f"{least} to {most}"
     if isinstance(views, Tensor) or len(views) < least or (most is not None and len(views) > most):
@@ -134,6 +140,11 @@ def checked_rows(rows: Tensor | None, count: int, size: int, method: str) -> Ten
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < size:
         raise ValueError(f"{method}: rows from {int(rows.min())} to {int(rows.max())}; it was made for {size} rows")
     return rows.long()
+
+
+def over_ranks(loss: Tensor, rows: int) -> Tensor:
+    """A mean over this process's rows as that over the rows of all; gradients are right after averaging over ranks."""
+    return mean_of_ranks(loss, rows) if many_ranks() else loss
 
 
 def many_ranks() -> bool:

@@ -1,6 +1,7 @@
 """Clusters as targets: DeepCluster between epochs, SwAV within each batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmcl.losses.clusters import swapped_predictions
-from mmcl.methods.base import Method, checked_rows, head, many_ranks, refuse_few_views, unit
+from mmcl.methods.base import (
+    Method,
+    at_least_float32,
+    checked_rows,
+    head,
+    many_ranks,
+    over_ranks,
+    refuse_few_views,
+    unit,
+)
 
 
 class DeepCluster(Method):
@@ -22,51 +32,65 @@ class DeepCluster(Method):
         encoder, width: see `Method`.
         size: rows of the dataset.
         clusters: k of k-means; more than the classes that one hopes for.
+        every: epochs from one clustering to the next.
         reduced: dimensions left by PCA with whitening before the clustering; None for no PCA.
         seed: of the clustering and the classifier's starts.
     Source: Caron et al. 2018.
     """
 
     assigned: Tensor
+    epochs: Tensor
 
     def __init__(
-        self, encoder: nn.Module, width: int, size: int, clusters: int = 100, reduced: int | None = 32, seed: int = 0
+        self,
+        encoder: nn.Module,
+        width: int,
+        size: int,
+        clusters: int = 100,
+        every: int = 1,
+        reduced: int | None = 32,
+        seed: int = 0,
     ):
         super().__init__(encoder, width)
         if not 2 <= clusters <= size:
             raise ValueError(f"clusters must be from 2 to the {size} rows, got {clusters}")
         self.classifier = nn.Linear(width, clusters)
-        self.reduced, self.seed = reduced, seed
+        self.every, self.reduced, self.seed = every, reduced, seed
         self.register_buffer("assigned", torch.full((size,), -1, dtype=torch.long))
-        self.register_buffer("clusterings", torch.zeros((), dtype=torch.long))
-        self.clusterings: Tensor
+        self.register_buffer("epochs", torch.zeros((), dtype=torch.long))
+        self.drawn_anew = False
 
     @torch.no_grad()
     def start_epoch(self, features: Callable[[], Float[Tensor, "rows width"]]) -> None:
+        self.drawn_anew = int(self.epochs) % self.every == 0
+        self.epochs += 1
+        if not self.drawn_anew:
+            return
         rows = features()
         if len(rows) != len(self.assigned):
             raise ValueError(f"DeepCluster was made for {len(self.assigned)} rows, got features of {len(rows)}")
-        seed = self.seed + int(self.clusterings)
+        seed = self.seed + int(self.epochs)
         labels = clustered(rows, self.classifier.out_features, self.reduced, seed)
         self.assigned.copy_(labels)
-        self.clusterings += 1
         generator = torch.Generator().manual_seed(seed)
         self.classifier.weight.copy_(0.01 * torch.randn(self.classifier.weight.shape, generator=generator))
         self.classifier.bias.zero_()
 
     def fresh_parameters(self) -> list[nn.Parameter]:
-        return list(self.classifier.parameters())
+        return list(self.classifier.parameters()) if self.drawn_anew else []
 
-    def forward(self, views: Sequence[Tensor], rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         refuse_few_views(views, 1)
         at = checked_rows(rows, len(views[0]), len(self.assigned), "DeepCluster")
         targets = self.assigned[at]
         if (targets < 0).any():
             raise ValueError("DeepCluster has no cluster labels yet: call start_epoch first")
-        sizes = torch.bincount(self.assigned, minlength=self.classifier.out_features)
-        weights = torch.where(sizes > 0, 1 / sizes.clamp(min=1), torch.zeros(())).float()
-        losses = [F.cross_entropy(self.classifier(self.encoder(view)).float(), targets, weights) for view in views]
-        return torch.stack(losses).mean()
+        clusters = self.classifier.out_features
+        sizes = torch.bincount(self.assigned, minlength=clusters).clamp(min=1)
+        guesses = [at_least_float32(self.classifier(self.encoder(view))) for view in views]
+        weights = (len(self.assigned) / clusters / sizes[targets].double()).to(guesses[0].dtype)
+        losses = [weights * F.cross_entropy(guess, targets, reduction="none") for guess in guesses]
+        return over_ranks(torch.stack(losses).mean(), len(views[0]))
 
 
 def clustered(rows: Float[Tensor, "n d"], clusters: int, reduced: int | None, seed: int) -> Tensor:
@@ -119,7 +143,7 @@ class SwAV(Method):
         self.temperature, self.epsilon, self.iterations = temperature, epsilon, iterations
         self.after_step()
 
-    def forward(self, views: Sequence[Tensor], rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         refuse_few_views(views, max(2, self.coded))
         scores = [self.prototypes(unit(self.head(self.encoder(view)))) for view in views]
         options = (self.temperature, self.epsilon, self.iterations)

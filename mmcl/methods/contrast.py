@@ -1,6 +1,7 @@
 """Rows of a batch against each other: SimCLR, SupCon, Barlow Twins."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ class SimCLR(Method):
         """Unit rows z of each view."""
         return [unit(z) for z in together(nn.Sequential(self.encoder, self.head), views)]
 
-    def forward(self, views: Sequence[Tensor], rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         refuse_few_views(views)
         z = self.project(views)
         if len(z) == 2:
@@ -65,7 +66,7 @@ class SupCon(SimCLR):
     ):
         super().__init__(encoder, width, dim, temperature, hidden, layers, norm)
 
-    def forward(self, views: Sequence[Tensor], rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         refuse_few_views(views)
         if labels is None:
             raise ValueError("SupCon needs labels, (n,) integers, -1 where an image has none")
@@ -101,7 +102,7 @@ class BarlowTwins(Method):
         super().__init__(encoder, width)
         self.head, self.lambd = head(width, dim, hidden, layers, norm), lambd
 
-    def forward(self, views: Sequence[Tensor], rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         refuse_few_views(views, 2, 2)
         a, b = together(nn.Sequential(self.encoder, self.head), views)
         return barlow_twins(a, b, self.lambd, gather=many_ranks())

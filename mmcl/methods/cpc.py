@@ -1,13 +1,13 @@
 """Contrastive predictive coding: what comes next in a sequence, from what has been."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmcl.losses.pairs import info_nce
-from mmcl.methods.base import Method, refuse_few_views
+from mmcl.methods.base import Method, over_ranks, refuse_few_views
 
 
 class CPC(Method):
@@ -35,8 +35,8 @@ class CPC(Method):
             raise ValueError(f"CPC's encoder must give (n, steps, {self.width}), got {tuple(latents.shape)}")
         return latents, self.recurrent(latents)[0]
 
-    def forward(self, views: Sequence[Tensor], rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-        """Mean over the steps ahead, and over views, of InfoNCE over all positions of the batch. Local to each rank."""
+    def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        """Mean over the steps ahead, and over views, of InfoNCE over all positions of this process's batch."""
         refuse_few_views(views, 1)
         losses = []
         for view in views:
@@ -46,4 +46,4 @@ class CPC(Method):
             for ahead, predict in enumerate(self.predict, start=1):
                 guessed = predict(contexts[:, :-ahead]).flatten(0, 1)
                 losses.append(info_nce(guessed, latents[:, ahead:].flatten(0, 1)))
-        return torch.stack(losses).mean()
+        return over_ranks(torch.stack(losses).mean(), len(views[0]))

@@ -1,6 +1,6 @@
 """More negatives than a batch holds: a bank of every row, or a queue of recent keys."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from mmcl.methods.base import (
     frozen_copy,
     head,
     many_ranks,
+    over_ranks,
     refuse_few_views,
     together,
     unit,
@@ -60,7 +61,7 @@ class MemoryBank(Method):
         self.register_buffer("bank", unit(torch.randn(size, dim, generator=self._generator)))
         self._pending: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, views: Sequence[Tensor], rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         refuse_few_views(views, 1)
         at = checked_rows(rows, len(views[0]), len(self.bank), "MemoryBank")
         z = [unit(each) for each in together(nn.Sequential(self.encoder, self.head), views)]
@@ -74,7 +75,7 @@ class MemoryBank(Method):
         negatives, own = memory[drawn].clone(), memory[at].clone()
         losses = [info_nce(each, own, negatives, 1 / self.temperature) for each in z]
         self._pending = (at, torch.stack([each.detach() for each in z]).mean(0))
-        return torch.stack(losses).mean()
+        return over_ranks(torch.stack(losses).mean(), len(views[0]))
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -138,7 +139,7 @@ class MoCo(Method):
         self.register_buffer("place", torch.zeros((), dtype=torch.long))
         self._pending: list[Tensor] = []
 
-    def forward(self, views: Sequence[Tensor], rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         refuse_few_views(views, 2, 2)
         queue = self.queue.clone()
         ways = [(0, 1), (1, 0)] if self.symmetric else [(0, 1)]
@@ -148,7 +149,7 @@ class MoCo(Method):
             key = self.keys(views[answering])
             self._pending.append(key)
             losses.append(moco(query, key, queue, self.temperature))
-        return torch.stack(losses).mean()
+        return over_ranks(torch.stack(losses).mean(), len(views[0]))
 
     @torch.no_grad()
     def keys(self, view: Tensor) -> Float[Tensor, "n dim"]:

@@ -1,12 +1,12 @@
 """Views that predict each other without a negative: BYOL with a momentum target, SimSiam with none."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmcl.losses.pairs import byol_regression
-from mmcl.methods.base import Method, checked_momentum, follow, frozen_copy, head, refuse_few_views
+from mmcl.methods.base import Method, checked_momentum, follow, frozen_copy, head, over_ranks, refuse_few_views
 
 
 class BYOL(Method):
@@ -38,13 +38,14 @@ class BYOL(Method):
         self.target_encoder, self.target_head = frozen_copy(encoder), frozen_copy(self.head)
         self.momentum = checked_momentum(momentum)
 
-    def forward(self, views: Sequence[Tensor], rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         """The mean of both directions' 2 - 2 cos."""
         refuse_few_views(views, 2, 2)
         predictions = [self.predictor(self.head(self.encoder(view))) for view in views]
         with torch.no_grad():
             targets = [self.target_head(self.target_encoder(view)) for view in views]
-        return (byol_regression(predictions[0], targets[1]) + byol_regression(predictions[1], targets[0])) / 2
+        loss = (byol_regression(predictions[0], targets[1]) + byol_regression(predictions[1], targets[0])) / 2
+        return over_ranks(loss, len(views[0]))
 
     def after_step(self) -> None:
         follow(self.target_encoder, self.encoder, self.momentum)
@@ -74,8 +75,9 @@ class SimSiam(Method):
         self.head = head(width, dim, hidden, layers, norm, last_norm=True)
         self.predictor: nn.Module = head(dim, dim, max(dim // 4, 1), 2, norm)
 
-    def forward(self, views: Sequence[Tensor], rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         """The mean of both directions' 2 - 2 cos."""
         refuse_few_views(views, 2, 2)
         z = [self.head(self.encoder(view)) for view in views]
-        return (byol_regression(self.predictor(z[0]), z[1]) + byol_regression(self.predictor(z[1]), z[0])) / 2
+        loss = (byol_regression(self.predictor(z[0]), z[1]) + byol_regression(self.predictor(z[1]), z[0])) / 2
+        return over_ranks(loss, len(views[0]))
