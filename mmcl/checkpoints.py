@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from mmcl.files import refuse_file, save_tensors
-from mmcl.model import WEIGHTS, MultimodalModel, load_weights
+from mmcl.model import WEIGHTS, load_weights
 from mmcl.progress import Reporter
 
 STATE = "state.pt"
@@ -46,7 +47,7 @@ class Checkpoints:
         found = sorted(self.folder.glob("step-*")) if self.folder is not None else []
         return found[-1] if found else None
 
-    def restore(self, model: MultimodalModel, optimiser: Any, schedule: Any, reporter: Reporter) -> int:
+    def restore(self, model: nn.Module, optimiser: Any, schedule: Any, reporter: Reporter) -> int:
         """Set all of them to the last checkpoint; returns the steps done, 0 where there is none."""
         path = self.latest()
         if path is None:
@@ -63,7 +64,7 @@ class Checkpoints:
         reporter.load_state(state["reporter"])
         return state["step"]
 
-    def save(self, step: int, model: MultimodalModel, optimiser: Any, schedule: Any, reporter: Reporter) -> None:
+    def save(self, step: int, model: nn.Module, optimiser: Any, schedule: Any, reporter: Reporter) -> None:
         """Write a checkpoint beside the others, whole or not at all, and the history."""
         if self.folder is None or not self.main:
             return
@@ -81,7 +82,7 @@ class Checkpoints:
             shutil.rmtree(old)
         self._write_history(reporter)
 
-    def save_final(self, model: MultimodalModel) -> None:
+    def save_final(self, model: Any) -> None:
         """The trained model, as out/model."""
         if self.out is not None and self.main:
             model.save_pretrained(self.out / "model")

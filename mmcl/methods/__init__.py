@@ -7,10 +7,12 @@ method.after_step()
 
 from mmcl.methods.base import Method
 from mmcl.methods.clusters import DeepCluster, SwAV
-from mmcl.methods.contrast import BarlowTwins, SimCLR, SupCon
+from mmcl.methods.contrast import BarlowTwins, SimCLR, SupCon, Triplet
 from mmcl.methods.cpc import CPC
 from mmcl.methods.memory import MemoryBank, MoCo
 from mmcl.methods.targets import BYOL, SimSiam
+from mmcl.methods.training import PretrainResult, PretrainSettings, features, pretrain
+from mmcl.methods.views import REGIMES, AudioSource, ImageSource, RandomViews, TensorSource
 
 METHODS: dict[str, type[Method]] = {
     "simclr": SimCLR,
@@ -22,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
     "deep_cluster": DeepCluster,
     "swav": SwAV,
     "sup_con": SupCon,
+    "triplet": Triplet,
     "cpc": CPC,
 }
 """What recipes and `mmcl list methods` choose from. A new method is a class and one row."""
@@ -30,13 +33,23 @@ __all__ = [
     "BYOL",
     "CPC",
     "METHODS",
+    "REGIMES",
+    "AudioSource",
     "BarlowTwins",
     "DeepCluster",
+    "ImageSource",
     "MemoryBank",
     "Method",
     "MoCo",
+    "PretrainResult",
+    "PretrainSettings",
+    "RandomViews",
     "SimCLR",
     "SimSiam",
     "SupCon",
     "SwAV",
+    "TensorSource",
+    "Triplet",
+    "features",
+    "pretrain",
 ]

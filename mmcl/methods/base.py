@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,9 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
+from mmcl.files import made_folder, save_tensors
 from mmcl.losses.gathering import mean_of_ranks
 from mmcl.tables import lookup
 
+ENCODER_WEIGHTS = "encoder.safetensors"
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm1d,
     "layer": nn.LayerNorm,
@@ -55,6 +58,10 @@ class Method(nn.Module):
     def fresh_parameters(self) -> list[nn.Parameter]:
         """Those that `start_epoch` has drawn anew: an optimiser must forget what it knows of them."""
         return []
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the encoder's weights, encoder.safetensors, into a folder; heads, targets and queues stay behind."""
+        save_tensors(self.encoder.state_dict(), made_folder(folder, "an encoder is saved") / ENCODER_WEIGHTS)
 
     def trained_parameters(self) -> Iterator[nn.Parameter]:
         """What an optimiser moves: never a momentum target."""

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from mmcl.losses.correlation import barlow_twins
+from mmcl.losses.pairs import refuse_lonely, triplet
 from mmcl.losses.views import as_labels, nt_xent, sup_con
-from mmcl.methods.base import Method, head, many_ranks, refuse_few_views, together, unit
+from mmcl.methods.base import Method, head, many_ranks, over_ranks, refuse_few_views, together, unit
 
 
 class SimCLR(Method):
@@ -76,6 +77,35 @@ class SupCon(SimCLR):
         return sup_con(
             torch.cat(z), torch.where(known < 0, alone, known).repeat(len(z)), self.temperature, gather=many_ranks()
         )
+
+
+class Triplet(SimCLR):
+    """Each image's other view nearer than another image of the batch, drawn at random, by a margin.
+
+    Args:
+        margin: in squared distance of unit rows, which lies between 0 and 4.
+    Source: Schroff et al. 2015, without their choice of hard negatives.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        width: int,
+        dim: int = 128,
+        margin: float = 0.5,
+        hidden: int | None = None,
+        layers: int = 2,
+        norm: str = "batch",
+    ):
+        super().__init__(encoder, width, dim, hidden=hidden, layers=layers, norm=norm)
+        self.margin = margin
+
+    def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        refuse_few_views(views, 2, 2)
+        refuse_lonely(len(views[0]))
+        a, b = self.project(views)
+        others = torch.arange(len(a)) + torch.randint(1, len(a), (len(a),))  # never the image itself
+        return over_ranks(triplet(a, b, b[others % len(a)], self.margin), len(a))
 
 
 class BarlowTwins(Method):

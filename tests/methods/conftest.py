@@ -18,6 +18,7 @@ OPTIONS = {
     "deep_cluster": {"clusters": 4, "reduced": 3},
     "swav": {"dim": DIM, "prototypes": 7},
     "sup_con": {"dim": DIM},
+    "triplet": {"dim": DIM},
     "cpc": {"context": 5, "ahead": 2},
 }
 
