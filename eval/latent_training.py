@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
 def train(
-    parameters: Iterable[nn.Parameter],
+    parameters: Iterable[Any],
     loss: Callable[[torch.Generator], Tensor],
     steps: int,
     lr: float,
@@ -24,12 +24,14 @@ def train(
 ) -> float:
     """Adam with a rate that rises over a tenth of the steps and then falls to 0; returns the seconds it took.
 
+    parameters: of an encoder, or groups of them with an "lr" of their own.
     loss: draws a batch from the generator and returns the loss of it.
     seconds: an end of its own, for protocols that promise a time.
     """
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(list(parameters), lr=lr, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, lr, total_steps=steps, pct_start=0.1)
+    rates = [group["lr"] for group in optimiser.param_groups]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rates, total_steps=steps, pct_start=0.1)
     started = time.perf_counter()
     for _ in range(steps):
         optimiser.zero_grad()

@@ -5,26 +5,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mmcl.methods import BYOL, SimCLR, SimSiam
 
 Shape = tuple[int, ...]
 
 
-def cnn(shape: Shape, width: int = 64) -> tuple[nn.Module, int]:
+def cnn(shape: Shape) -> tuple[nn.Module, int]:
     """Four convolutions, then the mean over places."""
-
-    def block(before: int, after: int, stride: int) -> list[nn.Module]:
-        return [nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-
-    half = width // 2
-    parts = [
-        *block(shape[0], half // 2, 1),
-        *block(half // 2, half, 1),
-        *block(half, width, 2),
-        *block(width, width, 1),
-    ]
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten()), width
+    parts: list[nn.Module] = []
+    for before, after, stride in ((shape[0], 32, 1), (32, 48, 1), (48, 96, 2), (96, 128, 2)):
+        parts += [nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten()), 128
 
 
 def mlp(shape: Shape, width: int = 256) -> tuple[nn.Module, int]:
@@ -87,9 +80,7 @@ class NoStop(SimSiam):
     def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         z = [self.head(self.encoder(view)) for view in views]
         p = [self.predictor(each) for each in z]
-        return (
-            2 - nn.functional.cosine_similarity(p[0], z[1]).mean() - nn.functional.cosine_similarity(p[1], z[0]).mean()
-        )
+        return 2 - sum(F.cosine_similarity(p[i], z[1 - i]).mean() for i in (0, 1))
 
 
 class NoPredictor(BYOL):

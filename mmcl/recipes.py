@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from mmcl.settings import Settings, checked
-from mmcl.training_settings import FitSettings
+from mmcl.training_settings import FitSettings, PretrainSettings
 
 Recipe = TypeVar("Recipe", bound="RecipeFile")
 
@@ -55,6 +55,38 @@ class TrainRecipe(RecipeFile):
     """Folder of checkpoints, history and the trained model (out/model)."""
 
 
+class MethodData(Settings):
+    """[data] of a method: one column of pictures or sounds."""
+
+    source: str
+    """As in other recipes: a file, a folder, or a hub id."""
+    split: str | None = None
+    """Of a source with several."""
+    column: str
+    """Of the pictures; for cpc of the sounds."""
+    labels: str | None = None
+    """A column of labels for sup_con; missing ones, or -1, are unknown."""
+
+
+class MethodRecipe(RecipeFile):
+    """How `mmcl train` trains one encoder by a contrastive method (a recipe with the key `method`)."""
+
+    method: str
+    """Such as simclr, moco, byol, swav, cpc; see `mmcl list methods`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of the method, such as dim, temperature, queue, momentum."""
+    data: MethodData
+    """Where the pictures or sounds come from."""
+    views: dict[str, Any] = Field(default_factory=dict)
+    """Of pictures: size, crop, colour, flip, blur, small_crops; of sounds: sampling_rate, seconds, gain."""
+    encoder: dict[str, Any] = Field(default_factory=dict)
+    """Of pictures: name, a classifier of torchvision (resnet18); of sounds: width, strides."""
+    train: PretrainSettings = PretrainSettings()
+    """Training settings."""
+    out: str
+    """Folder of checkpoints, history and the encoder (out/model/encoder.safetensors)."""
+
+
 class IndexRecipe(RecipeFile):
     """How `mmcl index build` makes an index of tuples."""
 
@@ -88,7 +120,7 @@ class IndexRecipe(RecipeFile):
     """Folder of the index; default: built/NAME beside the recipe."""
 
 
-RECIPES: dict[str, type[RecipeFile]] = {"train": TrainRecipe, "index": IndexRecipe}
+RECIPES: dict[str, type[RecipeFile]] = {"train": TrainRecipe, "method": MethodRecipe, "index": IndexRecipe}
 """What `mmcl list recipes` shows."""
 
 
@@ -98,16 +130,25 @@ def read_recipe(path: str | Path, kind: type[Recipe]) -> Recipe:
     Raises: FileNotFoundError; ValueError for broken TOML, a missing key, a value out of range, or an unknown key, with
         the known ones.
     """
+    return checked(kind, read_toml(path), str(path))
+
+
+def names_method(path: str | Path) -> bool:
+    """Whether a recipe for `mmcl train` is that of a method, by its key."""
+    return "method" in read_toml(path)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """What a TOML file says. FileNotFoundError; ValueError for broken TOML."""
     path = Path(path)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"no recipe at {path}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no TOML file") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: {error}") from None
-    return checked(kind, values, str(path))
 
 
 def beside(recipe: str | Path, path: str) -> str:

@@ -1,4 +1,4 @@
-"""The settings of `mmcl.fit`, in a module that costs nothing to import."""
+"""The settings of `mmcl.fit` and `mmcl.methods.pretrain`, in a module that costs nothing to import."""
 
 from typing import Any, Literal
 
@@ -53,6 +53,33 @@ class FitSettings(Settings):
     """Optimiser steps; left out, once an epoch. Always at the end."""
     validation_rows: int = Field(1000, ge=2)
     """First rows of the validation data that are ranked against each other (memory grows with the square)."""
+    checkpoint_every: int | None = Field(None, ge=1)
+    """Optimiser steps; left out, at the end and on Ctrl-C alone."""
+    report_every: int = Field(10, ge=1)
+    """Optimiser steps a record of the history."""
+
+
+class PretrainSettings(Settings):
+    """How `pretrain` trains; in recipes with a [method] the table [train]."""
+
+    epochs: int = Field(100, ge=1)
+    """Passes over the data. Rows that do not fill a batch are left out of their epoch, others in each."""
+    steps: int | None = Field(None, ge=1)
+    """Optimiser steps, in place of epochs."""
+    batch_size: int = Field(256, ge=2)
+    """Rows a process; a view each of every row goes through the encoder at once."""
+    lr: float = Field(2e-3, gt=0)
+    """Peak of the rate, after a linear warm-up; then a cosine down to 0."""
+    warmup: float = Field(0.1, ge=0, lt=1)
+    """Share of the steps."""
+    weight_decay: float = Field(1e-4, ge=0)
+    """AdamW's, on weight matrices alone."""
+    clip_norm: float | None = Field(None, ge=0)
+    """Largest gradient norm; left out, no clipping."""
+    precision: Literal["no", "bf16"] = "no"
+    """no or bf16: mixed precision of the encoder; losses stay float32."""
+    seed: int = Field(0, ge=0)
+    """Of batch order and augmentations."""
     checkpoint_every: int | None = Field(None, ge=1)
     """Optimiser steps; left out, at the end and on Ctrl-C alone."""
     report_every: int = Field(10, ge=1)

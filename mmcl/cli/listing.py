@@ -1,7 +1,7 @@
 """mmcl list"""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Literal
 
 import typer
@@ -10,10 +10,16 @@ from mmcl.cli.common import JsonOption, show
 
 NOT_IN_RECIPES = {"load_weights", "score", "embeddings", "groups", "generator", "gather"}
 """Arguments that the program gives from elsewhere, or that mean nothing in a recipe."""
+OF_THE_ENCODER = {"encoder", "width", "size"}
+"""Arguments of a method that a recipe's other tables give."""
+
+Table = Literal["encoders", "losses", "methods", "scores", "recipes"]
 
 
 def list_names(
-    table: Annotated[Literal["encoders", "losses", "scores", "recipes"], typer.Argument(help="Which names to show.")],
+    table: Annotated[
+        Literal["encoders", "losses", "methods", "scores", "recipes"], typer.Argument(help="Which names to show.")
+    ],
     as_json: bool = JsonOption,
 ) -> None:
     """Show the names that recipes and functions take, with their options.
@@ -35,9 +41,11 @@ def described(name: str, row: dict[str, Any]) -> list[str]:
     return [f"{name}: {row['about']}", *options, *(f"    {line}" for line in row.get("meaning", [])), ""]
 
 
-def function_row(function: Any) -> dict[str, Any]:
+def function_row(function: Any, hidden: Collection[str] = ()) -> dict[str, Any]:
     """First line of the docstring, {option: default}, and the rest of the docstring."""
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in NOT_IN_RECIPES]
+    parameters = [
+        p for p in inspect.signature(function).parameters.values() if p.name not in {*NOT_IN_RECIPES, *hidden}
+    ]
     options = {p.name: "(required)" if p.default is p.empty else repr(p.default) for p in parameters}
     about, *meaning = (inspect.getdoc(function) or "").splitlines()
     return {"about": about, "options": options, "meaning": meaning[1:]}
@@ -53,6 +61,12 @@ def losses() -> dict[str, Any]:
     from mmcl.losses import TUPLE_LOSSES
 
     return {name: function_row(function) for name, function in TUPLE_LOSSES.items()}
+
+
+def methods() -> dict[str, Any]:
+    from mmcl.methods import METHODS
+
+    return {name: function_row(kind, OF_THE_ENCODER) for name, kind in METHODS.items()}
 
 
 def scores() -> dict[str, Any]:
@@ -82,6 +96,7 @@ def recipe_keys(kind: Any, prefix: str = "") -> dict[str, str]:
 TABLES: dict[str, Callable[[], dict[str, Any]]] = {
     "encoders": encoders,
     "losses": losses,
+    "methods": methods,
     "scores": scores,
     "recipes": recipes,
 }

@@ -1,7 +1,7 @@
 """mmcl train"""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +14,7 @@ def train(
     log: Annotated[Literal["tensorboard"] | None, typer.Option(help="Where to log: into OUT/tensorboard.")] = None,
     as_json: bool = JsonOption,
 ) -> None:
-    """Train the model that a recipe describes.
+    """Train the model that a recipe describes; with the key `method` in it, one encoder by a contrastive method.
 
     Ctrl-C writes a checkpoint and ends with exit code 130; go on with --resume.
 
@@ -26,12 +26,19 @@ def train(
 
         mmcl train recipe.toml --resume
     """
-    from mmcl.jobs import train_job
-    from mmcl.recipes import TrainRecipe, beside, read_recipe
+    from mmcl.recipes import MethodRecipe, TrainRecipe, beside, names_method, read_recipe
 
     quiet_libraries()
-    result = train_job(recipe, resume, log, progress=not as_json)
-    model = str(Path(beside(recipe, read_recipe(recipe, TrainRecipe).out)) / "model")
+    result: Any
+    if names_method(recipe):
+        from mmcl.methods.job import pretrain_job
+
+        result, out = pretrain_job(recipe, resume, log, not as_json), read_recipe(recipe, MethodRecipe).out
+    else:
+        from mmcl.jobs import train_job
+
+        result, out = train_job(recipe, resume, log, not as_json), read_recipe(recipe, TrainRecipe).out
+    model = str(Path(beside(recipe, out)) / "model")
     last = {name: value for record in result.history[-2:] for name, value in record.items()}
     lines = [
         f"{result.steps} steps",

@@ -39,6 +39,7 @@ class MemoryBank(Method):
     """
 
     bank: Float[Tensor, "size dim"]
+    steps: Tensor
 
     def __init__(
         self,
@@ -57,8 +58,9 @@ class MemoryBank(Method):
         super().__init__(encoder, width)
         self.head, self.temperature = head(width, dim, hidden, layers, norm), temperature
         self.negatives, self.momentum = negatives, checked_momentum(momentum)
-        self._generator = torch.Generator().manual_seed(seed)
-        self.register_buffer("bank", unit(torch.randn(size, dim, generator=self._generator)))
+        self.seed = seed
+        self.register_buffer("bank", unit(torch.randn(size, dim, generator=torch.Generator().manual_seed(seed))))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self._pending: tuple[Tensor, Tensor] | None = None
 
     def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
@@ -70,10 +72,13 @@ class MemoryBank(Method):
         left = others.nonzero()[:, 0]
         if not len(left):
             raise ValueError(f"a batch of all {len(self.bank)} rows leaves the memory bank no negative")
-        drawn = left[torch.randperm(len(left), generator=self._generator)[: self.negatives].to(left.device)]
+        drawn = left[
+            torch.randperm(len(left), generator=generator_of(self.seed, self.steps))[: self.negatives].to(left.device)
+        ]
         memory = self.bank.to(z[0].dtype)
         negatives, own = memory[drawn].clone(), memory[at].clone()
         losses = [info_nce(each, own, negatives, 1 / self.temperature) for each in z]
+        self.steps += 1
         self._pending = (at, torch.stack([each.detach() for each in z]).mean(0))
         return over_ranks(torch.stack(losses).mean(), len(views[0]))
 
@@ -111,6 +116,7 @@ class MoCo(Method):
 
     queue: Float[Tensor, "queue dim"]
     place: Tensor
+    steps: Tensor
 
     def __init__(
         self,
@@ -134,8 +140,9 @@ class MoCo(Method):
         self.key_encoder, self.key_head = frozen_copy(encoder), frozen_copy(self.head)
         self.temperature, self.momentum = temperature, checked_momentum(momentum)
         self.symmetric, self.key_batches = symmetric, key_batches
-        self._generator = torch.Generator().manual_seed(seed)
-        self.register_buffer("queue", unit(torch.randn(queue, dim, generator=self._generator)))
+        self.seed = seed
+        self.register_buffer("queue", unit(torch.randn(queue, dim, generator=torch.Generator().manual_seed(seed))))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.register_buffer("place", torch.zeros((), dtype=torch.long))
         self._pending: list[Tensor] = []
 
@@ -158,7 +165,8 @@ class MoCo(Method):
         if many_ranks():
             gathered, own = gather_rows({"view": view})
             everyone = gathered["view"]
-        order = torch.randperm(len(everyone), generator=self._generator).to(view.device)
+        order = torch.randperm(len(everyone), generator=generator_of(self.seed, self.steps)).to(view.device)
+        self.steps += 1
         parts = [part for part in order.chunk(self.key_batches) if len(part)]
         made = torch.cat([unit(self.key_head(self.key_encoder(everyone[part]))) for part in parts])
         return made[torch.argsort(order)][own]
@@ -178,3 +186,8 @@ class MoCo(Method):
         at = (int(self.place) + torch.arange(len(keys), device=self.queue.device)) % len(self.queue)
         self.queue[at] = keys.detach().to(self.queue)
         self.place.fill_((int(self.place) + len(keys)) % len(self.queue))
+
+
+def generator_of(seed: int, step: Tensor) -> torch.Generator:
+    """Of one step's draws: a function of what a checkpoint holds, so that a resumed run draws the same."""
+    return torch.Generator().manual_seed(1_000_003 * seed + int(step))

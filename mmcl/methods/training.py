@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mmcl.batching import planned_steps, shuffled_batches
@@ -15,37 +14,11 @@ from mmcl.methods.base import Method
 from mmcl.methods.views import Source
 from mmcl.modes import evaluating
 from mmcl.progress import Record, Reporter
-from mmcl.settings import Settings, checked
+from mmcl.settings import checked
 from mmcl.training import interruptible, make_accelerator, step_seed, warmup_then_cosine
+from mmcl.training_settings import PretrainSettings
 
 FEATURE_ROWS = 256
-
-
-class PretrainSettings(Settings):
-    """How `pretrain` trains; in recipes with a [method] the table [train]."""
-
-    epochs: int = Field(100, ge=1)
-    """Passes over the data. Rows that do not fill a batch are left out of their epoch, others in each."""
-    steps: int | None = Field(None, ge=1)
-    """Optimiser steps, in place of epochs."""
-    batch_size: int = Field(256, ge=2)
-    """Rows a process; a view each of every row goes through the encoder at once."""
-    lr: float = Field(2e-3, gt=0)
-    """Peak of the rate, after a linear warm-up; then a cosine down to 0."""
-    warmup: float = Field(0.1, ge=0, lt=1)
-    """Share of the steps."""
-    weight_decay: float = Field(1e-4, ge=0)
-    """AdamW's, on weight matrices alone."""
-    clip_norm: float | None = Field(None, ge=0)
-    """Largest gradient norm; left out, no clipping."""
-    precision: str = "no"
-    """no or bf16: mixed precision of the encoder; losses stay float32."""
-    seed: int = Field(0, ge=0)
-    """Of batch order and augmentations."""
-    checkpoint_every: int | None = Field(None, ge=1)
-    """Optimiser steps; left out, at the end and on Ctrl-C alone."""
-    report_every: int = Field(10, ge=1)
-    """Optimiser steps a record of the history."""
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from mmcl.data import refuse_missing_column, undecoded
 from mmcl.decode import RowError, decode_audio, decode_image, decode_rows
 
 REGIMES = {
-    "all": {"crop": 0.4, "degrees": 15.0, "shift": 0.15, "brightness": 0.3, "noise": 0.1},
-    "crop": {"crop": 0.4},
-    "all_but_crop": {"degrees": 15.0, "shift": 0.15, "brightness": 0.3, "noise": 0.1},
+    "all": {"crop": 0.25, "degrees": 15.0, "shift": 0.15, "stretch": 0.2, "brightness": 0.3, "noise": 0.1},
+    "crop": {"crop": 0.25},
+    "all_but_crop": {"degrees": 15.0, "shift": 0.15, "stretch": 0.2, "brightness": 0.3, "noise": 0.1},
 }
 """Of `RandomViews`: every augmentation, crops alone, all but crops."""
 
@@ -43,16 +43,24 @@ class RandomViews:
         crop: 1 less the least side of a crop, as a share of the picture's; crops are resized to the whole.
         degrees: of rotation to either side.
         shift: to either side, as a share of the picture's.
+        stretch: each axis by a factor of up to this far from 1, and as much shear.
         brightness: the factor's distance from 1.
         noise: standard deviation of what is added to each pixel.
     """
 
     def __init__(
-        self, crop: float = 0.0, degrees: float = 0.0, shift: float = 0.0, brightness: float = 0.0, noise: float = 0.0
+        self,
+        crop: float = 0.0,
+        degrees: float = 0.0,
+        shift: float = 0.0,
+        stretch: float = 0.0,
+        brightness: float = 0.0,
+        noise: float = 0.0,
     ):
         if not 0 <= crop < 1:
             raise ValueError(f"crop must lie in [0, 1), got {crop}")
-        self.crop, self.degrees, self.shift, self.brightness, self.noise = crop, degrees, shift, brightness, noise
+        self.crop, self.degrees, self.shift, self.stretch = crop, degrees, shift, stretch
+        self.brightness, self.noise = brightness, noise
 
     def __call__(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
         count, device = len(images), images.device
@@ -64,7 +72,8 @@ class RandomViews:
         angle = math.radians(self.degrees) * signed()
         place = (1 - side).unsqueeze(1) * signed(2) + 2 * self.shift * signed(2)
         turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], dim=1).view(count, 2, 2)
-        transform = torch.cat([side.view(count, 1, 1) * turn, place.unsqueeze(2)], dim=2)
+        warp = turn @ (torch.eye(2, device=device) + self.stretch * signed(2, 2))
+        transform = torch.cat([side.view(count, 1, 1) * warp, place.unsqueeze(2)], dim=2)
         grid = F.affine_grid(transform, list(images.shape), align_corners=False)
         seen = F.grid_sample(images, grid.to(images.dtype), align_corners=False)
         seen = seen * (1 + self.brightness * signed(1, 1, 1))
