@@ -211,7 +211,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def figure(rows: list[dict[str, Any]], path: Path) -> None:
-    """R^2 a process and encoder, a panel a sampling; below, the losses beside the closed forms."""
+    """R^2 a process and encoder, the median of the seeds, a panel a sampling; below, losses beside closed forms."""
     import matplotlib.pyplot as plt
 
     forms = closed_forms()
@@ -224,7 +224,9 @@ def figure(rows: list[dict[str, Any]], path: Path) -> None:
         for place, (kind, colour) in enumerate(zip(kinds, colours, strict=True)):
             at = [row for row in rows if row["sampling"] == sampling and row["encoder"] == kind]
             x = [names.index(row["process"]) + 0.27 * (place - 1) for row in at]
-            top.bar(x, [row["r2"] for row in at], 0.25, color=colour, label=kind.replace("_", " ") if at else None)
+            found = {where: [row["r2"] for row, here in zip(at, x, strict=True) if here == where] for where in x}
+            top.bar(list(found), [statistics.median(each) for each in found.values()], 0.25, color=colour)
+            top.plot(x, [row["r2"] for row in at], ".", ms=3, color="black")
             bottom.plot(x, [row["loss_less_log_n"] for row in at], "o", color=colour)
         for dash, (what, value) in zip(("-", "--"), forms[sampling].items(), strict=False):
             bottom.axhline(value, color="black", lw=0.8, ls=dash, label=f"{what} {value:.3f}")
@@ -234,8 +236,11 @@ def figure(rows: list[dict[str, Any]], path: Path) -> None:
         bottom.legend(fontsize=7, frameon=False)
     axes[0][0].set_ylabel("$R^2$, held out")
     axes[1][0].set_ylabel("loss less log(negatives), nats")
-    axes[0][min(1, len(shown) - 1)].legend(fontsize=7, frameon=False)
-    plot.tight_layout()
+    patches = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours]
+    plot.legend(
+        patches, ["perceptron", "perceptron on Fourier features", "mirror of the process"], ncols=3, frameon=False
+    )
+    plot.tight_layout(rect=(0, 0, 1, 0.95))
     plot.savefig(path, dpi=130)
     plt.close(plot)
 

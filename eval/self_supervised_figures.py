@@ -20,7 +20,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     left.set_yticks(range(len(methods)), [row["method"].replace("_", " ") for row in methods], fontsize=8)
     left.set_xlim(0.6, 1.0)
     left.set_xlabel("linear probe, ten labels a class")
-    left.legend(fontsize=7, frameon=False, loc="lower right")
+    left.legend(fontsize=7, frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     gone = [row for row in rows if row["part"] == "collapse"]
     whole = {row["method"]: row for row in methods}
     for place, row in enumerate(gone):
@@ -29,6 +29,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     middle.set_xticks(range(len(gone)), [f"{r['method']}\nwithout\n{r['without'].replace('_', ' ')}" for r in gone])
     middle.tick_params(axis="x", labelsize=8)
     middle.set_ylabel("same-class similarity (1: one point)")
+    middle.set_title("whole (blue), and with a part taken away", fontsize=8)
     table = [row for row in rows if row["part"] == "architectures"]
     kinds, colours = ("mlp", "vit", "resnet18"), ("#9aa5b1", "#4878a8", "#c46a3f")
     for shift, (kind, colour) in enumerate(zip(kinds, colours, strict=True)):
@@ -37,7 +38,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     right.set_xticks(range(len(REGIME_NAMES)), list(REGIME_NAMES.values()), fontsize=8)
     right.set_ylim(0.5, 1.0)
     right.set_ylabel("linear probe")
-    right.legend(fontsize=7, frameon=False)
+    right.legend(fontsize=7, frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     plot.tight_layout()
     plot.savefig(path, dpi=130)
     plt.close(plot)
