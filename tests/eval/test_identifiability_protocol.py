@@ -118,6 +118,8 @@ def test_the_verdict_names_what_is_missed(protocol):
     assert len(protocol.failures([row("linear", "violated", "fourier_mlp", 0.5, loss=-1.5)])) == 2
     three = [row("identity", "corrected_constant", "mlp", r2) for r2 in (0.6, 0.62, 0.9)]
     assert protocol.failures(three) == [], "the median counts"
+    assert protocol.failures(three[2:]) == [], "one seed is no verdict"
+    assert len(protocol.failures([*three[1:], three[2]])) == 1
 
 
 @pytest.mark.slow
