@@ -18,16 +18,14 @@ Recovery is MCC against the true latents, R^2, |correlation| and L / true L a la
 Source: Rusak et al. 2024 (AnInfoNCE).
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from latent_training import on_all_cores, train
-from protocols import RESULTS, ended, write_results
+from protocols import command_line, ended, told, write_results
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -277,10 +275,8 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> bool:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="identity mixing of five latents alone")
+    parser = command_line(__doc__, "identity mixing of five latents alone")
     parser.add_argument("--seed", type=int, default=0, help="of processes, starts and draws")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
     started = time.perf_counter()
     rows = on_all_cores(run, tasks(options.quick, options.seed), lambda row: print(line(row), flush=True))
@@ -291,8 +287,7 @@ def main(arguments: list[str] | None = None) -> bool:
         from anisotropy_digits import figure
 
         figure(rows, options.out / "anisotropy.png")
-    print("\n".join(["as expected"] if not missed else [f"not as expected: {each}" for each in missed]))
-    return not missed
+    return told(missed)
 
 
 if __name__ == "__main__":

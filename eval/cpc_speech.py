@@ -11,15 +11,13 @@ measured as the bound on mutual information log N - loss, at most log N, for eac
 Writes results/cpc_speech.json; the exit code says whether what is expected came out. Source: van den Oord et al. 2018.
 """
 
-import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from protocols import RESULTS, ended, write_results
+from protocols import command_line, ended, write_results
 from torch import Tensor
 
 from mmcl.decode import decode_audio
@@ -66,10 +64,8 @@ def bounds(method: CPC, waves: Tensor) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> bool:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="5 epochs")
+    parser = command_line(__doc__, "5 epochs")
     parser.add_argument("--seed", type=int, default=0, help="of voices, start and draws")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
     waves, digits, held_out = clips(options.seed)
     train, test = waves[~held_out], waves[held_out]

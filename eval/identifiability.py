@@ -20,7 +20,6 @@ Sources: Zimmermann et al. 2021 (full support); the diversity condition and its 
 `CLOSED_FORMS`, each of which tests/eval checks by sampling.
 """
 
-import argparse
 import math
 import statistics
 import sys
@@ -31,7 +30,7 @@ from typing import Any
 
 import torch
 from latent_training import best_of, on_all_cores, train
-from protocols import RESULTS, ended, write_results
+from protocols import command_line, ended, told, write_results
 from scipy.special import ive
 from torch import Tensor, nn
 
@@ -246,10 +245,8 @@ def figure(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> bool:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="identity and linear alone")
+    parser = command_line(__doc__, "identity and linear alone")
     parser.add_argument("--seed", type=int, default=0, help="of processes, starts and draws")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
     started = time.perf_counter()
     rows = on_all_cores(measured, tasks(options.quick, options.seed), lambda row: print(line(row), flush=True))
@@ -257,8 +254,7 @@ def main(arguments: list[str] | None = None) -> bool:
     summary = {"kappa": KAPPA, "closed_forms": closed_forms(), "seconds": round(time.perf_counter() - started)}
     write_results(options.out, "identifiability", {**summary, "missed": missed, "results": rows})
     figure(rows, options.out / "identifiability.png")
-    print("\n".join(["as expected"] if not missed else [f"not as expected: {each}" for each in missed]))
-    return not missed
+    return told(missed)
 
 
 if __name__ == "__main__":

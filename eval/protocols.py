@@ -12,6 +12,7 @@ A recipe is one TOML file. Its common part:
 Relative paths start at the recipe's own folder.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -190,6 +191,20 @@ def opened(path: str, kind: type[Recipe]) -> tuple[Recipe, Subject]:
 def data_of(path: str, source: str, split: str | None) -> Any:
     """The dataset that a recipe means."""
     return load_data(source_beside(path, source), split)
+
+
+def command_line(about: str | None, quick: str) -> argparse.ArgumentParser:
+    """The options that protocols share; quick: what --quick does."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    return parser
+
+
+def told(missed: Sequence[str]) -> bool:
+    """Prints what did not come out as expected; whether all did."""
+    print("\n".join(f"not as expected: {each}" for each in missed) or "as expected")
+    return not missed
 
 
 def machine() -> str:

@@ -17,18 +17,16 @@ result. Three parts:
 Writes results/self_supervised.json and .png; the exit code says whether what is expected came out.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from latent_training import on_all_cores
-from protocols import RESULTS, ended, write_results
+from protocols import command_line, ended, told, write_results
 from self_supervised_models import ENCODERS, WITHOUT
 from torch import Tensor, nn
 
@@ -237,15 +235,13 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> bool:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="SimCLR, BYOL and one collapse")
+    parser = command_line(__doc__, "SimCLR, BYOL and one collapse")
     parser.add_argument("--dataset", help="a file, a folder or a hub id of pictures with labels; default: digits")
     parser.add_argument("--split", help="of the dataset, to train on")
     parser.add_argument("--test-split", help="of the dataset, to judge")
     parser.add_argument("--image", default="image", help="column of the pictures")
     parser.add_argument("--label", default="label", help="column of the labels")
     parser.add_argument("--size", type=int, default=32, help="pixels a side that pictures are resized to")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     o = parser.parse_args(arguments)
     pictures = from_dataset(o.dataset, o.split, o.test_split, o.image, o.label, o.size) if o.dataset else digits()
     started = time.perf_counter()
@@ -264,8 +260,7 @@ def main(arguments: list[str] | None = None) -> bool:
         print(
             f"between architectures: {gap}: the gap {'grows' if narrower else 'does not grow'} with fewer augmentations"
         )
-    print("\n".join(["as expected"] if not missed else [f"not as expected: {each}" for each in missed]))
-    return not missed
+    return told(missed)
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def has_neutral(model: MultimodalModel) -> bool:
     return any(name.rpartition(".")[2] == "neutral" for name, _ in model.score.named_parameters())
 
 
-def parameter_groups(model: MultimodalModel, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Weight matrices of the encoders decay; w, scales, neutral vectors, biases and norms do not."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not trained:

@@ -9,6 +9,9 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ import torch
 from hypothesis import settings
 from torch.nn import functional as F
 
+import mmcl
 from mmcl.scores import Hadamard, SumOfPairs
 
 torch.set_num_threads(1)
@@ -98,3 +102,24 @@ def unit_embeddings(unit_rows):
         return {name: unit_rows(n, dim, 100 * seed + i, dtype) for i, name in enumerate(NAMES[:m])}
 
     return draw
+
+
+@pytest.fixture(scope="session")
+def start_ranks(tmp_path_factory):
+    """start_ranks(script, world): runs `python SCRIPT RANK WORLD FOLDER` for every rank, and loads FOLDER/rankN.pt."""
+
+    def start(script, world):
+        folder = tmp_path_factory.mktemp(f"world{world}")
+        environment = os.environ | {"PYTHONPATH": str(Path(mmcl.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(script)]
+        options = {"env": environment, "stderr": subprocess.PIPE, "text": True}
+        ranks = [subprocess.Popen([*command, str(rank), str(world), str(folder)], **options) for rank in range(world)]
+        try:
+            errors = [process.communicate(timeout=300)[1] for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+        assert [process.returncode for process in ranks] == [0] * world, "\n".join(errors)
+        return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(world)]
+
+    return start

@@ -17,9 +17,7 @@ Table = Literal["encoders", "losses", "methods", "scores", "recipes"]
 
 
 def list_names(
-    table: Annotated[
-        Literal["encoders", "losses", "methods", "scores", "recipes"], typer.Argument(help="Which names to show.")
-    ],
+    table: Annotated[Table, typer.Argument(help="Which names to show.")],
     as_json: bool = JsonOption,
 ) -> None:
     """Show the names that recipes and functions take, with their options.

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmcl.arrays import full_precision
+from mmcl.arrays import as_float_tensor, full_precision
 from mmcl.inputs import Inputs, numbers
 from mmcl.tables import lookup
 
@@ -62,7 +62,7 @@ class Encoder(nn.Module):
         features = self.features(inputs)
         rows = self.head(features)
         with full_precision(rows.device):
-            return F.normalize(rows if rows.dtype == torch.float64 else rows.float(), dim=1)
+            return F.normalize(as_float_tensor(rows), dim=1)
 
     def features(self, inputs: Inputs) -> Any:
         """(n, width) of the backbone; those of a frozen one may come ready, as {FEATURES: (n, width)}."""

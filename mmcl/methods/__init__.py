@@ -1,6 +1,10 @@
 """Contrastive methods over one kind of data: what a loss alone cannot hold, such as queues, targets and clusters.
 
 method = MoCo(encoder, width=512)
+pretrain(method, ImageSource(dataset, "photo"), epochs=100, out="runs/photos")
+
+or, in a loop of one's own,
+
 loss = method(views)          # then backward and an optimiser step over method.trained_parameters()
 method.after_step()
 """

@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
+from mmcl.arrays import as_float_tensor
 from mmcl.files import made_folder, save_tensors
-from mmcl.losses.gathering import mean_of_ranks
+from mmcl.losses.gathering import gather_rows, mean_of_ranks
 from mmcl.tables import lookup
 
 ENCODER_WEIGHTS = "encoder.safetensors"
@@ -94,12 +95,7 @@ def head(
 
 def unit(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Rows of norm 1, at least float32."""
-    return F.normalize(at_least_float32(rows), dim=1)
-
-
-def at_least_float32(rows: Tensor) -> Tensor:
-    """Half precision as float32; float64 as it is."""
-    return rows if rows.dtype == torch.float64 else rows.float()
+    return F.normalize(as_float_tensor(rows), dim=1)
 
 
 def together(network: nn.Module, views: Sequence[Tensor]) -> list[Tensor]:
@@ -152,6 +148,11 @@ def checked_rows(rows: Tensor | None, count: int, size: int, method: str) -> Ten
 def over_ranks(loss: Tensor, rows: int) -> Tensor:
     """A mean over this process's rows as that over the rows of all; gradients are right after averaging over ranks."""
     return mean_of_ranks(loss, rows) if many_ranks() else loss
+
+
+def of_all_ranks(rows: dict[str, Tensor]) -> tuple[dict[str, Tensor], slice]:
+    """(the rows of all processes, where there are several, and which of them are this one's own)."""
+    return gather_rows(rows) if many_ranks() else (rows, slice(0, len(next(iter(rows.values())))))
 
 
 def many_ranks() -> bool:

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmcl.arrays import as_float_tensor
 from mmcl.losses.clusters import swapped_predictions
 from mmcl.methods.base import (
     Method,
-    at_least_float32,
     checked_rows,
     head,
     many_ranks,
@@ -58,13 +58,11 @@ class DeepCluster(Method):
         self.every, self.reduced, self.seed = every, reduced, seed
         self.register_buffer("assigned", torch.full((size,), -1, dtype=torch.long))
         self.register_buffer("epochs", torch.zeros((), dtype=torch.long))
-        self.drawn_anew = False
 
     @torch.no_grad()
     def start_epoch(self, features: Callable[[], Float[Tensor, "rows width"]]) -> None:
-        self.drawn_anew = int(self.epochs) % self.every == 0
         self.epochs += 1
-        if not self.drawn_anew:
+        if not self._clustered_now():
             return
         rows = features()
         if len(rows) != len(self.assigned):
@@ -77,7 +75,11 @@ class DeepCluster(Method):
         self.classifier.bias.zero_()
 
     def fresh_parameters(self) -> list[nn.Parameter]:
-        return list(self.classifier.parameters()) if self.drawn_anew else []
+        return list(self.classifier.parameters()) if self._clustered_now() else []
+
+    def _clustered_now(self) -> bool:
+        """Whether the epoch that began last began with a clustering."""
+        return (int(self.epochs) - 1) % self.every == 0
 
     def forward(self, views: Any, rows: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         refuse_few_views(views, 1)
@@ -87,7 +89,7 @@ class DeepCluster(Method):
             raise ValueError("DeepCluster has no cluster labels yet: call start_epoch first")
         clusters = self.classifier.out_features
         sizes = torch.bincount(self.assigned, minlength=clusters).clamp(min=1)
-        guesses = [at_least_float32(self.classifier(self.encoder(view))) for view in views]
+        guesses = [as_float_tensor(self.classifier(self.encoder(view))) for view in views]
         weights = (len(self.assigned) / clusters / sizes[targets].double()).to(guesses[0].dtype)
         losses = [weights * F.cross_entropy(guess, targets, reduction="none") for guess in guesses]
         return over_ranks(torch.stack(losses).mean(), len(views[0]))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mmcl.losses.correlation import barlow_twins
 from mmcl.losses.pairs import refuse_lonely, triplet
 from mmcl.losses.views import as_labels, nt_xent, sup_con
-from mmcl.methods.base import Method, head, many_ranks, over_ranks, refuse_few_views, together, unit
+from mmcl.methods.base import Method, head, many_ranks, of_all_ranks, over_ranks, refuse_few_views, together, unit
 
 
 class SimCLR(Method):
@@ -140,11 +140,4 @@ class BarlowTwins(Method):
 
 def _first_image(count: int, device: torch.device) -> int:
     """How many images the ranks before this one hold."""
-    if not many_ranks():
-        return 0
-    from torch import distributed
-
-    counts = torch.zeros(distributed.get_world_size(), dtype=torch.long, device=device)
-    counts[distributed.get_rank()] = count
-    distributed.all_reduce(counts)
-    return int(counts[: distributed.get_rank()].sum())
+    return of_all_ranks({"images": torch.zeros(count, device=device)})[1].start

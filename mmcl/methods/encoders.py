@@ -45,6 +45,7 @@ class WaveEncoder(nn.Module):
 
     def __init__(self, width: int = 128, strides: tuple[int, ...] = (5, 4, 4, 2)):
         super().__init__()
+        self.width = width
         parts: list[nn.Module] = []
         for number, stride in enumerate(strides):
             convolution = nn.Conv1d(width if number else 1, width, 2 * stride, stride, (stride + 1) // 2, bias=False)

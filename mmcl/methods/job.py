@@ -34,10 +34,9 @@ def pretrain_job(
         torch.manual_seed(plan.train.seed)
         if sequence:
             encoder = called(WaveEncoder, plan.encoder, "[encoder]")
-            width = encoder.layers[0].out_channels
+            width = encoder.width
         else:
-            size = source.plain.transforms[0].size[0]
-            encoder, width = called(torchvision_encoder, {"size": size, **plan.encoder}, "[encoder]")
+            encoder, width = called(torchvision_encoder, {"size": source.size, **plan.encoder}, "[encoder]")
         kind = lookup(METHODS, plan.method, "method")
         given = {"encoder": encoder, "width": width, **plan.options}
         if "size" in inspect.signature(kind.__init__).parameters:

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmcl.losses.gathering import gather_rows
 from mmcl.losses.pairs import info_nce, moco
 from mmcl.methods.base import (
     Method,
@@ -15,7 +14,7 @@ from mmcl.methods.base import (
     follow,
     frozen_copy,
     head,
-    many_ranks,
+    of_all_ranks,
     over_ranks,
     refuse_few_views,
     together,
@@ -68,7 +67,7 @@ class MemoryBank(Method):
         at = checked_rows(rows, len(views[0]), len(self.bank), "MemoryBank")
         z = [unit(each) for each in together(nn.Sequential(self.encoder, self.head), views)]
         others = torch.ones(len(self.bank), dtype=torch.bool, device=at.device)
-        others[gather_rows({"rows": at})[0]["rows"] if many_ranks() else at] = False
+        others[of_all_ranks({"rows": at})[0]["rows"]] = False
         left = others.nonzero()[:, 0]
         if not len(left):
             raise ValueError(f"a batch of all {len(self.bank)} rows leaves the memory bank no negative")
@@ -88,9 +87,8 @@ class MemoryBank(Method):
             return
         rows, z = self._pending
         self._pending = None
-        if many_ranks():
-            gathered, _ = gather_rows({"rows": rows, "z": z})
-            rows, z = gathered["rows"], gathered["z"]
+        everyone, _ = of_all_ranks({"rows": rows, "z": z})
+        rows, z = everyone["rows"], everyone["z"]
         mixed = self.momentum * self.bank[rows] + (1 - self.momentum) * z.to(self.bank)
         self.bank[rows] = unit(mixed).to(self.bank)
 
@@ -161,10 +159,8 @@ class MoCo(Method):
     @torch.no_grad()
     def keys(self, view: Tensor) -> Float[Tensor, "n dim"]:
         """Keys of a view's rows, made in a shuffled order over all ranks and put back in theirs."""
-        own, everyone = slice(0, len(view)), view
-        if many_ranks():
-            gathered, own = gather_rows({"view": view})
-            everyone = gathered["view"]
+        gathered, own = of_all_ranks({"view": view})
+        everyone = gathered["view"]
         order = torch.randperm(len(everyone), generator=generator_of(self.seed, self.steps)).to(view.device)
         self.steps += 1
         parts = [part for part in order.chunk(self.key_batches) if len(part)]
@@ -176,7 +172,7 @@ class MoCo(Method):
         follow(self.key_encoder, self.encoder, self.momentum)
         follow(self.key_head, self.head, self.momentum)
         for keys in self._pending:
-            self.enqueue(gather_rows({"keys": keys})[0]["keys"] if many_ranks() else keys)
+            self.enqueue(of_all_ranks({"keys": keys})[0]["keys"])
         self._pending = []
 
     @torch.no_grad()

@@ -1,6 +1,7 @@
 """The loop that trains a method."""
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from mmcl.methods.views import Source
 from mmcl.modes import evaluating
 from mmcl.progress import Record, Reporter
 from mmcl.settings import checked
-from mmcl.training import interruptible, make_accelerator, step_seed, warmup_then_cosine
+from mmcl.training import interruptible, make_accelerator, parameter_groups, step_seed, warmup_then_cosine
 from mmcl.training_settings import PretrainSettings
 
 FEATURE_ROWS = 256
@@ -61,16 +62,14 @@ def pretrain(
     rank, world = accelerator.process_index, accelerator.num_processes
     per_epoch, total = planned_steps(len(source), s.epochs, s.steps, s.batch_size, 1, world)
     assert per_epoch is not None
-    optimiser = torch.optim.AdamW(decayed(method, s.weight_decay), lr=s.lr)
+    optimiser = torch.optim.AdamW(parameter_groups(method, s.weight_decay), lr=s.lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, warmup_then_cosine(total, s.warmup))
     wrapped, stepper = accelerator.prepare(method, optimiser)
     reporter = Reporter(total, out, log, show=progress, main=accelerator.is_main_process)
     made_of = {"processes": world, "rows": len(source), "method": type(method).__name__}
     store = Checkpoints(out, {**s.model_dump(), **made_of}, resume, accelerator.is_main_process)
     start = store.restore(method, optimiser, schedule, reporter)
-    order = shuffled_batches(len(source), s.batch_size, s.seed, rank, world)
-    for _ in range(start):
-        next(order)
+    order = islice(shuffled_batches(len(source), s.batch_size, s.seed, rank, world), start, None)
 
     with torch.random.fork_rng(), interruptible() as interrupted, reporter:
         for step in range(start + 1, total + 1):
@@ -113,14 +112,3 @@ def features(method: Method, source: Source, batch_size: int = FEATURE_ROWS) -> 
         starts = range(0, len(source), batch_size)
         parts = [source.inputs(range(at, min(at + batch_size, len(source)))).to(device) for at in starts]
         return torch.cat([method.encoder(part).float().cpu() for part in parts])
-
-
-def decayed(method: Method, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight matrices decay; biases and norms do not. What is no optimiser's stands in neither."""
-    trained = list(method.trained_parameters())
-    if not trained:
-        raise ValueError("no parameter requires gradients: every part of the method is frozen")
-    return [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from mmcl.data import refuse_missing_column, undecoded
 from mmcl.decode import RowError, decode_audio, decode_image, decode_rows
+from mmcl.encoders.small import fit_length
 
 REGIMES = {
     "all": {"crop": 0.25, "degrees": 15.0, "shift": 0.15, "stretch": 0.2, "brightness": 0.3, "noise": 0.1},
@@ -142,7 +143,7 @@ class ImageSource:
         half = v2.RandomResizedCrop(max(size // 2, 4), (least, max(crop, 2 * least)), antialias=True)
         self.small = v2.Compose([half, *taste, *finish])
         self.plain = v2.Compose([v2.Resize((size, size), antialias=True), *finish])
-        self.small_crops = small_crops
+        self.size, self.small_crops = size, small_crops
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -189,18 +190,14 @@ class AudioSource:
             spare = max(0, len(wave) - self.samples)
             start = int(torch.randint(spare + 1, ()))
             loud = self.gain ** float(2 * torch.rand(()) - 1)
-            waves.append(loud * self._fitted(wave[start:]))
+            waves.append(loud * fit_length(wave[start:], self.samples))
         return [torch.stack(waves)]
 
     def inputs(self, rows: Sequence[int]) -> Tensor:
-        return torch.stack([self._fitted(wave) for wave in self.waves(rows)])
+        return torch.stack([fit_length(wave, self.samples) for wave in self.waves(rows)])
 
     def waves(self, rows: Sequence[int]) -> list[np.ndarray]:
         return decoded(self.rows, self.column, rows, lambda value: decode_audio(value, self.sampling_rate))
-
-    def _fitted(self, wave: np.ndarray) -> Float[Tensor, " samples"]:
-        wave = wave[: self.samples]
-        return torch.from_numpy(np.pad(wave, (0, self.samples - len(wave))))
 
 
 def decoded(dataset: Any, column: str, rows: Sequence[int], decode: Callable[[Any], Any]) -> list[Any]:

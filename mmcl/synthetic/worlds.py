@@ -3,6 +3,7 @@
 `processes` maps latents to what an encoder sees. Rows are float64; cast them where a network takes less.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -205,6 +206,7 @@ def _kept_in_box(means: Float[Tensor, "n d"], draw: Callable[[Tensor], Tensor]) 
     raise RuntimeError(f"means outside [-1, 1], or a concentration too small, after {MOST_ROUNDS} rounds")
 
 
+@functools.cache
 def _legendre() -> tuple[Tensor, Tensor]:
     """Nodes and weights of Gauss-Legendre quadrature on [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES)

@@ -1,25 +1,11 @@
 """The anisotropy protocol: what it draws, what it learns in a short run, its verdict."""
 
-import importlib
-import sys
-from pathlib import Path
-
+import anisotropy as protocol
 import pytest
 import torch
 
-EVAL = Path(__file__).parents[2] / "eval"
 
-
-@pytest.fixture(scope="module")
-def protocol():
-    sys.path.insert(0, str(EVAL))
-    try:
-        yield importlib.import_module("anisotropy")
-    finally:
-        sys.path.remove(str(EVAL))
-
-
-def test_concentrations_start_equal_and_stay_positive(protocol):
+def test_concentrations_start_equal_and_stay_positive():
     start = torch.tensor([0.5, 15.0, 80.0])
     learned = protocol.Concentrations(start)
     torch.testing.assert_close(learned(), start)
@@ -28,7 +14,7 @@ def test_concentrations_start_equal_and_stay_positive(protocol):
     assert (learned() > 0).all()
 
 
-def test_pools_give_each_batch_once(protocol):
+def test_pools_give_each_batch_once():
     drawn = []
 
     def draw(count, generator):
@@ -42,7 +28,7 @@ def test_pools_give_each_batch_once(protocol):
     assert all(len(first) == 4 for first, _ in rows)
 
 
-def test_recovery_follows_a_permutation_with_signs(protocol):
+def test_recovery_follows_a_permutation_with_signs():
     true = torch.tensor([5.0, 10.0, 20.0])
     order, signs = [2, 0, 1], torch.tensor([1.0, -1.0, 1.0])
     found = protocol.recovery(lambda z: z[:, order] * signs, 3, 2 * true[order], true)
@@ -53,7 +39,7 @@ def test_recovery_follows_a_permutation_with_signs(protocol):
 
 
 @pytest.mark.slow
-def test_a_short_run_tells_the_losses_apart(protocol):
+def test_a_short_run_tells_the_losses_apart():
     true = torch.tensor([4.0, 40.0, 12.0])
     found = {loss: protocol.mixing("identity", true, loss, 0, steps=2_000) for loss in ("an_info_nce", "info_nce")}
     assert found["an_info_nce"]["mcc"] > found["info_nce"]["mcc"]
@@ -61,7 +47,7 @@ def test_a_short_run_tells_the_losses_apart(protocol):
     assert found["an_info_nce"]["order"]
 
 
-def test_the_verdict_names_what_is_missed(protocol):
+def test_the_verdict_names_what_is_missed():
     row = {"part": "mixing", "world": "identity", "loss": "an_info_nce", "seconds": 50.0, "order": True, "mcc": 0.99}
     row |= {"concentrations": protocol.spread(5).tolist(), "ratios": [1.0, 1.05, 0.95, 1.0, 1.0]}
     assert protocol.failures([row], quick=True) == []

@@ -5,11 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import diagnose
 import pytest
 
 EVAL = Path(__file__).parents[2] / "eval"
-sys.path.insert(0, str(EVAL))
-import diagnose  # noqa: E402
 
 MEASURED = json.loads((EVAL / "results" / "diagnose.json").read_text())
 

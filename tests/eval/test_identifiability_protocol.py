@@ -1,10 +1,9 @@
 """The identifiability protocol: its closed forms against sampling, its losses, its verdict."""
 
-import importlib
 import math
 import sys
-from pathlib import Path
 
+import identifiability as protocol
 import pytest
 import torch
 from torch.nn import functional as F
@@ -13,19 +12,9 @@ from mmcl.synthetic.worlds import circle_around, uniform_sphere, von_mises_fishe
 
 KAPPA = 10 / 3
 NEGATIVES = 1_000_000
-EVAL = Path(__file__).parents[2] / "eval"
 
 
-@pytest.fixture(scope="module")
-def protocol():
-    sys.path.insert(0, str(EVAL))
-    try:
-        yield importlib.import_module("identifiability")
-    finally:
-        sys.path.remove(str(EVAL))
-
-
-def test_closed_forms_are_those_of_the_theory(protocol):
+def test_closed_forms_are_those_of_the_theory():
     forms = protocol.closed_forms()
     expected = {
         ("full", "isometry"): -0.906888,
@@ -57,7 +46,7 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sampling", "what"), CASES)
-def test_the_sampled_loss_meets_the_closed_form(sampling, what, protocol):
+def test_the_sampled_loss_meets_the_closed_form(sampling, what):
     """-kappa E<h, h+> plus the log-partition of its own million negatives, within 3 standard errors."""
     generator = torch.Generator().manual_seed(0)
     z = uniform_sphere(400_000, 3, generator)
@@ -88,12 +77,12 @@ def test_the_sampled_loss_meets_the_closed_form(sampling, what, protocol):
 
 
 @pytest.mark.parametrize("sampling", ["full", "violated", "corrected_constant", "corrected_radius"])
-def test_the_population_loss_of_the_isometry_is_its_closed_form(sampling, protocol):
+def test_the_population_loss_of_the_isometry_is_its_closed_form(sampling):
     value = protocol.population_loss(lambda z: z, sampling, torch.Generator().manual_seed(1))
     assert value == pytest.approx(protocol.closed_forms()[sampling]["isometry"], abs=0.06)
 
 
-def test_batches_of_the_corrected_loss_compare_within_a_slice(protocol):
+def test_batches_of_the_corrected_loss_compare_within_a_slice():
     """Where all embeddings are equal the loss is the log of the candidates, which are those of the slice."""
 
     def encode(z):
@@ -110,7 +99,7 @@ def row(process, sampling, encoder, r2, loss=-1.9):
     return {"process": process, "sampling": sampling, "encoder": encoder, "r2": r2, "loss_less_log_n": loss}
 
 
-def test_the_verdict_names_what_is_missed(protocol):
+def test_the_verdict_names_what_is_missed():
     good = [row("identity", "full", "mlp", 0.995), row("identity", "violated", "fourier_mlp", 0.05)]
     assert protocol.failures(good) == []
     assert "not in [0.99" in protocol.failures([row("identity", "full", "mlp", 0.98)])[0]
@@ -123,7 +112,7 @@ def test_the_verdict_names_what_is_missed(protocol):
 
 
 @pytest.mark.slow
-def test_the_quick_run_comes_out_as_expected(protocol, tmp_path, monkeypatch, capsys):
+def test_the_quick_run_comes_out_as_expected(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["identifiability.py"])
     assert protocol.main(["--quick", "--out", str(tmp_path)])
     assert (tmp_path / "identifiability.json").is_file()

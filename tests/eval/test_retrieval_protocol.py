@@ -7,7 +7,10 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import protocols
 import pytest
+import retrieval
+import retrieval_task
 import torch
 
 from mmcl.encoders import categories
@@ -16,10 +19,6 @@ from mmcl.model import MultimodalModel
 from mmcl.scores import Hadamard, SumOfPairs
 
 EVAL = Path(__file__).parents[2] / "eval"
-sys.path.insert(0, str(EVAL))
-import protocols  # noqa: E402
-import retrieval  # noqa: E402
-import retrieval_task  # noqa: E402
 
 DIM = 8
 NAMES = ("image", "audio", "text")

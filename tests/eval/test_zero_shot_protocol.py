@@ -7,8 +7,11 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import protocols
 import pytest
 import torch
+import zero_shot
+import zero_shot_task
 from sklearn.metrics import balanced_accuracy_score
 from torch.nn import functional as F
 
@@ -19,10 +22,6 @@ from mmcl.scores import Hadamard, SumOfPairs
 from mmcl.zero_shot import ZeroShotClassifier
 
 EVAL = Path(__file__).parents[2] / "eval"
-sys.path.insert(0, str(EVAL))
-import protocols  # noqa: E402
-import zero_shot  # noqa: E402
-import zero_shot_task  # noqa: E402
 
 DIM = 8
 CLASSES = ["cat", "dog", "owl", "fox", "elk", "bee"]

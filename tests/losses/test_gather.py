@@ -1,15 +1,10 @@
 """Rows gathered over processes: value and gradients equal one process at the global batch."""
 
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-import mmcl
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 RANKS = runpy.run_path(str(SCRIPT))
@@ -23,24 +18,9 @@ def world(request):
 
 
 @pytest.fixture(scope="module")
-def results(world, tmp_path_factory):
+def results(world, start_ranks):
     """[{case: (loss, gradients averaged over ranks)}] of every rank, each a process of its own."""
-    folder = tmp_path_factory.mktemp(f"world{world}")
-    environment = os.environ | {"PYTHONPATH": str(Path(mmcl.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT)]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(world), str(folder)], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(world)
-    ]
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(world)]
+    return start_ranks(SCRIPT, world)
 
 
 @pytest.mark.parametrize("case", [*RANKS["CASES"], *RANKS["VIEWS"]])

@@ -1,15 +1,10 @@
 """Methods over processes: loss, gradients and memory after several steps equal one process at the global batch."""
 
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-import mmcl
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 RANKS = runpy.run_path(str(SCRIPT))
@@ -21,25 +16,8 @@ def world(request):
 
 
 @pytest.fixture(scope="module")
-def results(world, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(f"world{world}")
-    environment = os.environ | {"PYTHONPATH": str(Path(mmcl.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), str(world), str(folder)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(world)]
+def results(world, start_ranks):
+    return start_ranks(SCRIPT, world)
 
 
 @pytest.mark.parametrize("name", RANKS["OPTIONS"])
